@@ -1,0 +1,1 @@
+"""lousho_ray: an actor-model runtime on Ray for LLM agents."""
