@@ -23,7 +23,7 @@ CODE_GROUPS: dict[str, dict[str, str]] = {
         "LOUSHO_CONFIG_RESOLVER_FAILED": "Fix the function given for the named option; its own exception is the cause.",
         "LOUSHO_PROVIDER_SPEC_INVALID": 'Write both parts as "provider/model", for example "openai/gpt-4o-mini".',
         "LOUSHO_PROVIDER_UNKNOWN": "Use one of the provider prefixes listed in the message, or pass a provider object.",
-        "LOUSHO_PROVIDER_MISSING_API_KEY": "Set the environment variable named in the message, or pass a provider that has its key.",
+        "LOUSHO_PROVIDER_MISSING_API_KEY": "Set the environment variable named in the message, or pass a provider with a key.",
         "LOUSHO_PROVIDER_REQUEST_FAILED": (
             "See the cause for the provider's own words; retry later, or add fallback_models so that another model takes over."
         ),
@@ -41,7 +41,7 @@ CODE_GROUPS: dict[str, dict[str, str]] = {
         "LOUSHO_SPEC_UNKNOWN_FIELD": "Rename the field to the suggested name, or remove it.",
         "LOUSHO_SPEC_UNSUPPORTED_FORMAT": "Rename or convert the file to .yaml, .yml or .json.",
         "LOUSHO_SPEC_NOT_FOUND": "Check the path of the spec file; a relative path starts at the current directory.",
-        "LOUSHO_TOOL_NOT_FOUND": "Name one of the tools listed in the message, or build the agent with create_agent() and your own tool.",
+        "LOUSHO_TOOL_NOT_FOUND": "Name one of the tools in the message, or build the agent with create_agent() and your own.",
         "LOUSHO_TOOL_NEEDS_CREDENTIALS": "Build the agent with create_agent() and pass the tool with its credentials configured.",
         "LOUSHO_TOOL_EXECUTION_FAILED": "See tool_name and the cause, and fix the tool or the input it was given.",
         "LOUSHO_TOOL_ARGS_INVALID": "See issues for what did not match, and describe those parameters better in the tool's schema.",
@@ -61,7 +61,7 @@ CODE_GROUPS: dict[str, dict[str, str]] = {
     },
     "Sessions and durable runs": {
         "LOUSHO_SESSION_AWAITING_APPROVAL": "Resolve approval_id first, or call discard_pending() to drop the paused turn.",
-        "LOUSHO_SESSION_ID_INVALID": "Use letters, digits, '_' and '-', such as 'customer-42', or leave the id out to get a new one.",
+        "LOUSHO_SESSION_ID_INVALID": "Use letters, digits, '_' and '-', as in 'customer-42', or leave the id out to get one.",
         "LOUSHO_SESSION_FILE_CORRUPT": "Restore the file named by path from a backup, or delete it to start the session anew.",
         "LOUSHO_SESSION_BUSY": "Await or abort the running turn, then call again.",
         "LOUSHO_SESSION_FORBIDDEN": "Use the principal the session belongs to, or another session id.",
@@ -71,7 +71,7 @@ CODE_GROUPS: dict[str, dict[str, str]] = {
         "LOUSHO_SESSION_FORK_UNSUPPORTED": "Get the session from agent.session(), which can fork.",
         "LOUSHO_SESSION_STEP_NOT_FOUND": "Pass a step inside the range given in the message.",
         "LOUSHO_SESSION_EXISTS": "Choose another id for the fork, or leave it out to get a new one.",
-        "LOUSHO_CHECKPOINT_NOT_FOUND": "Choose one of the steps listed in the message, or raise history_limit to keep more of them.",
+        "LOUSHO_CHECKPOINT_NOT_FOUND": "Choose one of the steps listed in the message, or raise history_limit to keep more.",
         "LOUSHO_AGENT_DRIFT": "Resume with the agent that started the run, or relax on_agent_drift.",
         "LOUSHO_RESUME_TOOL_MISSING": "Give the agent the tool named by tool_name again, or drop the run.",
         "LOUSHO_RUN_ALREADY_ITERATED": "Collect the events in the first loop, or call stream() again for another run.",
@@ -89,17 +89,17 @@ CODE_GROUPS: dict[str, dict[str, str]] = {
         "LOUSHO_AGENT_DIR_INVALID": "Fix the file named in the message.",
         "LOUSHO_SKILL_INVALID": "Give each skill a unique name, a description and content.",
         "LOUSHO_FLOW_INVALID": "Fix the part of the flow named in the message.",
-        "LOUSHO_FLOW_TOOL_DENIED": "See who refused the tool in the message; pass approve, or make the flow durable so that it can pause.",
+        "LOUSHO_FLOW_TOOL_DENIED": "See in the message who refused; pass approve, or make the flow durable so that it can pause.",
         "LOUSHO_AUTH_CONFIG_INVALID": "Change the route auth option named in the message to one that can verify a caller.",
     },
     "Stores, secrets and deployment": {
         "LOUSHO_STORAGE_FAILED": (
-            "Check that the place exists, is writable and has room, and that no newer version wrote it; after close() open a new store."
+            "Check that the place exists, is writable, has room and was not written by a newer version; open a new store after close()."
         ),
         "LOUSHO_TOKEN_KEY_MISSING": "Set LOUSHO_TOKEN_KEY to the key that encrypts stored secrets.",
         "LOUSHO_TOKEN_DECRYPT_FAILED": "Set LOUSHO_TOKEN_KEY to the key the secret was stored with, or sign in again.",
         "LOUSHO_DEPLOY_FAILED": "Follow the message, then run the command again.",
-        "LOUSHO_SANDBOX_EGRESS_UNSUPPORTED": "Use the alternative named in the message: this sandbox cannot enforce that network rule.",
+        "LOUSHO_SANDBOX_EGRESS_UNSUPPORTED": "Use the alternative named in the message, since this sandbox cannot enforce the rule.",
     },
     "Registry": {
         "LOUSHO_REGISTRY_UNREACHABLE": "Check the registry's url and your connection.",
