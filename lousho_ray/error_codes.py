@@ -94,12 +94,12 @@ CODE_GROUPS: dict[str, dict[str, str]] = {
     },
     "Stores, secrets and deployment": {
         "LOUSHO_STORAGE_FAILED": (
-            "Check that the place exists, is writable, has room and was not written by a newer version; open a new store after close()."
+            "Check that the place exists, is writable, has room and was not written by a newer version; after close() open a new one."
         ),
         "LOUSHO_TOKEN_KEY_MISSING": "Set LOUSHO_TOKEN_KEY to the key that encrypts stored secrets.",
         "LOUSHO_TOKEN_DECRYPT_FAILED": "Set LOUSHO_TOKEN_KEY to the key the secret was stored with, or sign in again.",
         "LOUSHO_DEPLOY_FAILED": "Follow the message, then run the command again.",
-        "LOUSHO_SANDBOX_EGRESS_UNSUPPORTED": "Use the alternative named in the message, since this sandbox cannot enforce the rule.",
+        "LOUSHO_SANDBOX_EGRESS_UNSUPPORTED": "Use the alternative named in the message: the sandbox cannot enforce this rule.",
     },
     "Registry": {
         "LOUSHO_REGISTRY_UNREACHABLE": "Check the registry's url and your connection.",
