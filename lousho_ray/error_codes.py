@@ -94,7 +94,7 @@ CODE_GROUPS: dict[str, dict[str, str]] = {
     },
     "Stores, secrets and deployment": {
         "LOUSHO_STORAGE_FAILED": (
-            "Check that the place exists, is writable, has room and was not written by a newer version; after close() open a new one."
+            "Check that the place exists, is writable, has room and was not written by a newer version; after close() open another."
         ),
         "LOUSHO_TOKEN_KEY_MISSING": "Set LOUSHO_TOKEN_KEY to the key that encrypts stored secrets.",
         "LOUSHO_TOKEN_DECRYPT_FAILED": "Set LOUSHO_TOKEN_KEY to the key the secret was stored with, or sign in again.",

@@ -6,14 +6,13 @@ whether a run was local or on another machine.
 
 from __future__ import annotations
 
-import difflib
 import pickle
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lousho_ray.error_codes import ERROR_CODES, PROVIDER_HINTS, docs_link
+from lousho_ray.wording import mask_secrets, suggest
 
 if TYPE_CHECKING:
     from lousho_ray.usage import Usage
@@ -52,25 +51,6 @@ __all__ = [
 
 STRICT = False
 """Tests set this: a code that is not in `ERROR_CODES` then fails where it is used instead of getting the generic hint."""
-
-_SECRET = re.compile(
-    r"\b(?:sk|rk|pk)-[A-Za-z0-9_\-]{12,}"
-    r"|\bAKIA[A-Z0-9]{16}\b|\bAIza[A-Za-z0-9_\-]{30,}|\bgh[opsur]_[A-Za-z0-9]{20,}|\bxox[abprs]-[A-Za-z0-9\-]{10,}"
-    r"|(?<=Bearer )[A-Za-z0-9._~+/\-]{8,}=*|(?<=Basic )[A-Za-z0-9+/]{8,}=*",
-    re.IGNORECASE,
-)
-
-
-def mask_secrets(text: str) -> str:
-    """Replaces what looks like an API key or the value of an authorization header by `***`."""
-    return _SECRET.sub("***", text)
-
-
-def suggest(name: str, allowed: Iterable[str]) -> str:
-    """` Did you mean 'x'?` for the allowed name closest to `name`, or an empty string when none is close."""
-    known = {candidate.lower(): candidate for candidate in allowed}
-    match = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
-    return f" Did you mean '{known[match[0]]}'?" if match else ""
 
 
 class LoushoError(Exception):
@@ -111,7 +91,11 @@ class LoushoError(Exception):
         return f"{self.detail}\n[{self.code}] {self.hint} ({self.docs})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.args, self.__dict__, _portable_cause(self.__cause__), self.__suppress_context__)
+        state = {name: _portable(value) for name, value in self.__dict__.items()}
+        return _rebuild, (type(self), self.args, state, _portable_cause(self.__cause__), self.__suppress_context__)
+
+    def __copy__(self) -> LoushoError:
+        return _rebuild(type(self), self.args, self.__dict__, self.__cause__, self.__suppress_context__)
 
 
 def _rebuild(
@@ -128,13 +112,22 @@ def _rebuild(
 
 def _portable_cause(cause: BaseException | None) -> BaseException | None:
     """The cause itself when it survives pickling (many client libraries' errors do not), else its class name and text."""
-    if cause is None:
-        return None
+    if cause is None or _survives(cause):
+        return cause
+    return LoushoError(f"{type(cause).__name__}: {message_of(cause)}")
+
+
+def _portable(value: object) -> object:
+    """An attribute as it is when it survives pickling, else its text: an error must reach the caller whatever hangs on it."""
+    return value if value is None or isinstance(value, (str, int, float)) or _survives(value) else mask_secrets(repr(value))
+
+
+def _survives(value: object) -> bool:
     try:
-        pickle.loads(pickle.dumps(cause))
+        pickle.loads(pickle.dumps(value))
     except Exception:
-        return LoushoError(f"{type(cause).__name__}: {message_of(cause)}")
-    return cause
+        return False
+    return True
 
 
 SDKError = LoushoError

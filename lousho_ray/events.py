@@ -7,504 +7,105 @@ it, `subagent`. Readers must accept event types and fields they do not know.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeAlias, TypeGuard, get_args
-
-from lousho_ray.errors import LoushoError, ValidationError, error_name, message_of
-from lousho_ray.records import Record, named
-from lousho_ray.usage import ProviderUsage, StepUsage, Usage
-
-AGENT_EVENT_SCHEMA_VERSION = 1
-"""`v` of every event; raised only for an incompatible change of an existing one."""
-
-# ------------------------------------------------------------------------------------------------------ values inside events
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SubagentInfo(Record):
-    """Which sub-agent sent an event. `depth` 1 is a sub-agent of the top run; `tool_call_id` the call that started it."""
-
-    name: str
-    depth: int
-    tool_call_id: str
-    description: str | None = None
-    parent: SubagentInfo | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ErrorInfo(Record):
-    """An error as readers of events see it."""
-
-    name: str
-    message: str
-    code: str | None = None
-
-    @classmethod
-    def of(cls, error: BaseException) -> ErrorInfo:
-        """The class name and bare text of an exception, and its code when it is one of ours."""
-        return cls(name=error_name(error), message=message_of(error), code=error.code if isinstance(error, LoushoError) else None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure(Record):
-    """A failure the run went on from: `category` is that of the provider failure, when there was one."""
-
-    message: str
-    category: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventUsage(Record):
-    """The usage figures of `step.done` and `run.done`; the JSON form has them under both customary sets of names."""
-
-    input_tokens: int
-    output_tokens: int
-    estimated: bool = False
-    cost_usd: float | None = None
-    model_calls: int | None = None
-    hosted_tool_calls: Mapping[str, int] | None = None
-
-    @property
-    def total_tokens(self) -> int:
-        return self.input_tokens + self.output_tokens
-
-    def _write(self, data: dict[str, Any]) -> None:
-        data["promptTokens"] = self.input_tokens
-        data["completionTokens"] = self.output_tokens
-        data["totalTokens"] = self.total_tokens
-        Record._write(self, data)
-
-    @classmethod
-    def of(cls, usage: Usage | StepUsage | ProviderUsage) -> EventUsage:
-        """The figures of a whole run (`Usage`, which adds the number of calls), of one step, or of one reported call."""
-        if isinstance(usage, Usage):
-            return cls(
-                input_tokens=usage.input_tokens,
-                output_tokens=usage.output_tokens,
-                estimated=usage.estimated,
-                cost_usd=usage.cost_usd,
-                model_calls=usage.model_calls,
-                hosted_tool_calls=usage.hosted_tool_calls,
-            )
-        reported = usage.usage if isinstance(usage, StepUsage) else usage
-        return cls(
-            input_tokens=reported.prompt_tokens,
-            output_tokens=reported.completion_tokens,
-            estimated=isinstance(usage, StepUsage) and usage.estimated,
-            cost_usd=usage.cost_usd,
-        )
-
-
-# --------------------------------------------------------------------------------------------------------------- the envelope
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BaseEvent(Record):
-    """The envelope. `timestamp` is ISO 8601 in UTC with milliseconds and `Z`."""
-
-    run_id: str
-    seq: int
-    timestamp: str
-    v: int = AGENT_EVENT_SCHEMA_VERSION
-    subagent: SubagentInfo | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """The documented JSON form. Shares nested lists and dicts with the event: do not change them."""
-        data: dict[str, Any] = {"type": self.type}  # type: ignore[attr-defined]
-        self._write(data)
-        return data
-
-
-# ------------------------------------------------------------------------------------------------------------- run and steps
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunStart(BaseEvent):
-    """First event of a run. `continues` names what it goes on from: `{"approvalId": ...}` or `{"sessionId": ...}`."""
-
-    type: ClassVar[Literal["run.start"]] = "run.start"
-    agent_name: str
-    agent_id: str | None = None
-    continues: Mapping[str, str] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepStart(BaseEvent):
-    """A step begins. Steps count from 1; a resumed run goes on counting."""
-
-    type: ClassVar[Literal["step.start"]] = "step.start"
-    step: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepDone(BaseEvent):
-    """A step ended: the model's reason, or `awaiting-approval`, `aborted`, `steered`, `guardrail`, `error`."""
-
-    type: ClassVar[Literal["step.done"]] = "step.done"
-    step: int
-    finish_reason: str
-    usage: EventUsage | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunDone(BaseEvent):
-    """Last event of a run, exactly once. `object` is the JSON form of a valid `result.object`."""
-
-    type: ClassVar[Literal["run.done"]] = "run.done"
-    finish_reason: str
-    text: str
-    usage: EventUsage | None = None
-    object: Any | None = None
-    output_repaired: bool | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ErrorEvent(BaseEvent):
-    """An error. The run ends, unless the error was shown to the model."""
-
-    type: ClassVar[Literal["error"]] = "error"
-    error: ErrorInfo
-
-
-# --------------------------------------------------------------------------------------------------------- text and reasoning
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextDelta(BaseEvent):
-    """A chunk of model text."""
-
-    type: ClassVar[Literal["text.delta"]] = "text.delta"
-    text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextDone(BaseEvent):
-    """The step's whole text; only for steps with text."""
-
-    type: ClassVar[Literal["text.done"]] = "text.done"
-    text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReasoningStart(BaseEvent):
-    """The model starts to reason."""
-
-    type: ClassVar[Literal["reasoning.start"]] = "reasoning.start"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReasoningDelta(BaseEvent):
-    """A chunk of reasoning; never part of the reply's text."""
-
-    type: ClassVar[Literal["reasoning.delta"]] = "reasoning.delta"
-    text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReasoningDone(BaseEvent):
-    """Reasoning ended. `tokens` is set when the provider told."""
-
-    type: ClassVar[Literal["reasoning.done"]] = "reasoning.done"
-    text: str
-    tokens: int | None = None
-
-
-# -------------------------------------------------------------------------------------------------------------------- tools
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolStart(BaseEvent):
-    """A call starts. `args` is the parsed object, `{}` when it is not valid JSON.
-
-    `executed_by` is `provider` on calls the model provider runs itself; `parent_tool_call_id` names the `run_code` call whose
-    script made this one. Both are the same on every event of the call.
-    """
-
-    type: ClassVar[Literal["tool.start"]] = "tool.start"
-    tool_call_id: str
-    tool_name: str
-    args: Mapping[str, Any]
-    executed_by: Literal["provider"] | None = None
-    parent_tool_call_id: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolResume(BaseEvent):
-    """A call that was reported before a pause goes on; it has no second `tool.start`."""
-
-    type: ClassVar[Literal["tool.resume"]] = "tool.resume"
-    tool_call_id: str
-    tool_name: str
-    args: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolPartial(BaseEvent):
-    """A snapshot of a streaming tool. `index` counts from 0 per call."""
-
-    type: ClassVar[Literal["tool.partial"]] = "tool.partial"
-    tool_call_id: str
-    tool_name: str
-    output: Any
-    index: int
-    parent_tool_call_id: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolDone(BaseEvent):
-    """A call returned. `duration_ms` counts from its `tool.start`."""
-
-    type: ClassVar[Literal["tool.done"]] = "tool.done"
-    tool_call_id: str
-    tool_name: str
-    result: Any
-    duration_ms: float
-    replaced_by_hook: str | None = None
-    executed_by: Literal["provider"] | None = None
-    parent_tool_call_id: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolError(BaseEvent):
-    """A call failed, was refused, or has invalid arguments or an unknown name."""
-
-    type: ClassVar[Literal["tool.error"]] = "tool.error"
-    tool_call_id: str
-    tool_name: str
-    error: ErrorInfo
-    duration_ms: float
-    executed_by: Literal["provider"] | None = None
-    parent_tool_call_id: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TodoUpdated(BaseEvent):
-    """The to-do list after a `todo_write`. Items are `{"id", "content", "status"}`; `counts` has one figure per status."""
-
-    type: ClassVar[Literal["todo.updated"]] = "todo.updated"
-    todos: Sequence[Mapping[str, Any]]
-    counts: Mapping[str, int]
-    tool_call_id: str
-
-
-# -------------------------------------------------------------------------------------- approvals, permissions, guardrails
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApprovalRequested(BaseEvent):
-    """A call waits for a decision; the run then ends.
-
-    Attributes:
-        kind: `question` or `sign-in`; absent for a plain approval.
-        question: `{"text", "options"?, "allowFreeText"?}`.
-        sign_in: What the person must sign in to.
-        expires_at: ISO 8601, when the approval has a time limit.
-        subagent_path: The names of the sub-agents that lead to the call.
-    """
-
-    type: ClassVar[Literal["approval.requested"]] = "approval.requested"
-    approval_id: str
-    tool_call_id: str
-    tool_name: str
-    args: Mapping[str, Any]
-    kind: Literal["question", "sign-in"] | None = None
-    question: Mapping[str, Any] | None = None
-    sign_in: Mapping[str, Any] | None = None
-    expires_at: str | None = None
-    subagent_path: Sequence[str] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApprovalResolved(BaseEvent):
-    """A person decided. Comes at the head of the continuation; `waited_ms` is the time since the request."""
-
-    type: ClassVar[Literal["approval.resolved"]] = "approval.resolved"
-    approval_id: str
-    tool_call_id: str
-    approved: bool
-    waited_ms: float
-    by: str | None = None
-    note: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PermissionDecision(BaseEvent):
-    """How rules, hooks or the mode decided a call. `at` is ISO 8601; `rule` is `{"index", "reason"?}`."""
-
-    type: ClassVar[Literal["permission.decision"]] = "permission.decision"
-    tool_call_id: str
-    tool_name: str
-    decision: Literal["allow", "deny", "ask", "default", "approved", "rejected"]
-    at: str
-    rule: Mapping[str, Any] | None = None
-    args: Mapping[str, Any] | None = None
-    mode: str | None = None
-    reason: str | None = None
-    hook: str | None = None
-    by: str | None = None
-    parent_tool_call_id: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GuardrailTripped(BaseEvent):
-    """A guardrail blocked. `info` has types, labels and offsets, never the matched text."""
-
-    type: ClassVar[Literal["guardrail.tripped"]] = "guardrail.tripped"
-    name: str
-    kind: Literal["input", "output", "tool"]
-    reason: str
-    tool_name: str | None = None
-    info: Mapping[str, Any] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GuardrailRewrote(BaseEvent):
-    """A guardrail rewrote text or arguments; the run goes on."""
-
-    type: ClassVar[Literal["guardrail.rewrote"]] = "guardrail.rewrote"
-    name: str
-    kind: Literal["input", "output", "tool"]
-    reason: str
-    tool_name: str | None = None
-    info: Mapping[str, Any] | None = None
-
-
-# ----------------------------------------------------------------------------------------- providers, compaction and budget
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProviderRetry(BaseEvent):
-    """A model call failed and is tried again after `delay_ms`. `attempt` 1 = the first try failed."""
-
-    type: ClassVar[Literal["provider.retry"]] = "provider.retry"
-    attempt: int
-    max_retries: int
-    delay_ms: float
-    error: Failure
-    provider: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProviderFallback(BaseEvent):
-    """The next provider takes over."""
-
-    type: ClassVar[Literal["provider.fallback"]] = "provider.fallback"
-    from_provider: str = named("from")
-    to_provider: str = named("to")
-    from_model: str | None = None
-    to_model: str | None = None
-    error: Failure
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompactionStart(BaseEvent):
-    """A compaction begins. `trigger` is set when somebody asked for it."""
-
-    type: ClassVar[Literal["compaction.start"]] = "compaction.start"
-    strategy: str
-    tokens_before: int
-    context_window: int
-    threshold_tokens: int
-    trigger: Literal["manual"] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompactionDone(BaseEvent):
-    """A compaction ended; exactly one per start.
-
-    Attributes:
-        summary: Whether a summary was written (its text is never in an event).
-        applied: The strategy that did the work, when it was not `strategy` but its fallback.
-        noop: True when nothing was changed.
-    """
-
-    type: ClassVar[Literal["compaction.done"]] = "compaction.done"
-    strategy: str
-    tokens_before: int
-    tokens_after: int
-    pruned_tool_call_ids: Sequence[str]
-    summary: bool | None = None
-    error: Failure | None = None
-    trigger: Literal["manual"] | None = None
-    applied: str | None = None
-    noop: bool | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContextCleared(BaseEvent):
-    """`session.clear()`; goes to the listeners of the session only."""
-
-    type: ClassVar[Literal["context.cleared"]] = "context.cleared"
-    session_id: str
-    messages_cleared: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BudgetExceeded(BaseEvent):
-    """A limit tripped. `limit` is its documented camelCase key, `value` the figure that reached `max`."""
-
-    type: ClassVar[Literal["budget.exceeded"]] = "budget.exceeded"
-    limit: str
-    value: float
-    max: float
-    scope: Literal["run", "session"]
-
-
-# ------------------------------------------------------------------------------------------------- queued input and handoffs
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InputQueued(BaseEvent):
-    """`enqueue()` took an input."""
-
-    type: ClassVar[Literal["input.queued"]] = "input.queued"
-    id: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InputSteered(BaseEvent):
-    """`steer()` took an input."""
-
-    type: ClassVar[Literal["input.steered"]] = "input.steered"
-    id: str
-    text: str
-    mode: Literal["immediate", "queued"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InputApplied(BaseEvent):
-    """The input joined the transcript just before the model call of `step`."""
-
-    type: ClassVar[Literal["input.applied"]] = "input.applied"
-    id: str
-    step: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Handoff(BaseEvent):
-    """The conversation moved to another agent."""
-
-    type: ClassVar[Literal["handoff"]] = "handoff"
-    from_agent: str = named("from")
-    to_agent: str = named("to")
-    tool_call_id: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentDrift(BaseEvent):
-    """A resume runs on an agent that changed. `model` is `{"from", "to"}`; `instructions` tells whether they changed."""
-
-    type: ClassVar[Literal["agent.drift"]] = "agent.drift"
-    tools_added: Sequence[str]
-    tools_removed: Sequence[str]
-    tools_changed: Sequence[str]
-    instructions: bool
-    model: Mapping[str, Any] | None = None
-
-
-# ---------------------------------------------------------------------------------------------------------------- the union
+from typing import Any, TypeAlias, TypeGuard, get_args
+
+from lousho_ray.errors import ValidationError
+from lousho_ray.event_types import (
+    AgentDrift,
+    ApprovalRequested,
+    ApprovalResolved,
+    BudgetExceeded,
+    CompactionDone,
+    CompactionStart,
+    ContextCleared,
+    ErrorEvent,
+    GuardrailRewrote,
+    GuardrailTripped,
+    Handoff,
+    InputApplied,
+    InputQueued,
+    InputSteered,
+    PermissionDecision,
+    ProviderFallback,
+    ProviderRetry,
+    ReasoningDelta,
+    ReasoningDone,
+    ReasoningStart,
+    RunDone,
+    RunStart,
+    StepDone,
+    StepStart,
+    TextDelta,
+    TextDone,
+    TodoUpdated,
+    ToolDone,
+    ToolError,
+    ToolPartial,
+    ToolResume,
+    ToolStart,
+)
+from lousho_ray.event_values import (
+    AGENT_EVENT_SCHEMA_VERSION,
+    BaseEvent,
+    ErrorInfo,
+    EventUsage,
+    Failure,
+    SubagentInfo,
+)
+
+__all__ = [
+    "AGENT_EVENT_SCHEMA_VERSION",
+    "EVENT_TYPES",
+    "AgentDrift",
+    "ApprovalRequested",
+    "ApprovalResolved",
+    "BaseEvent",
+    "BudgetExceeded",
+    "CompactionDone",
+    "CompactionStart",
+    "ContextCleared",
+    "ErrorEvent",
+    "ErrorInfo",
+    "Event",
+    "EventUsage",
+    "Failure",
+    "GuardrailRewrote",
+    "GuardrailTripped",
+    "Handoff",
+    "InputApplied",
+    "InputQueued",
+    "InputSteered",
+    "PermissionDecision",
+    "ProviderFallback",
+    "ProviderRetry",
+    "ReasoningDelta",
+    "ReasoningDone",
+    "ReasoningStart",
+    "RunDone",
+    "RunStart",
+    "StepDone",
+    "StepEvent",
+    "StepStart",
+    "SubagentInfo",
+    "TextDelta",
+    "TextDone",
+    "TextEvent",
+    "TodoUpdated",
+    "ToolDone",
+    "ToolError",
+    "ToolEvent",
+    "ToolPartial",
+    "ToolResume",
+    "ToolStart",
+    "UnknownEvent",
+    "event_from_dict",
+    "is_agent_event",
+    "is_step_event",
+    "is_text_event",
+    "is_tool_event",
+]
 
 TextEvent: TypeAlias = TextDelta | TextDone
 ToolEvent: TypeAlias = ToolStart | ToolResume | ToolPartial | ToolDone | ToolError

@@ -84,15 +84,15 @@ class ModelSettings(Options):
 
     option = "model_settings"
 
-    max_tokens: Whole | None = Field(None, ge=1, description="a whole number of at least 1")
-    temperature: Number | None = Field(None, ge=0, le=2, description="a number from 0 to 2")
-    top_p: Number | None = Field(None, ge=0, le=1, description="a number from 0 to 1")
-    frequency_penalty: Number | None = Field(None, ge=-2, le=2, description="a number from -2 to 2")
-    presence_penalty: Number | None = Field(None, ge=-2, le=2, description="a number from -2 to 2")
-    stop: tuple[Text, ...] | None = Field(None, description="a list of strings")
-    seed: Whole | None = Field(None, description="a whole number")
+    max_tokens: Whole | None = Field(default=None, ge=1, description="a whole number of at least 1")
+    temperature: Number | None = Field(default=None, ge=0, le=2, description="a number from 0 to 2")
+    top_p: Number | None = Field(default=None, ge=0, le=1, description="a number from 0 to 1")
+    frequency_penalty: Number | None = Field(default=None, ge=-2, le=2, description="a number from -2 to 2")
+    presence_penalty: Number | None = Field(default=None, ge=-2, le=2, description="a number from -2 to 2")
+    stop: tuple[Text, ...] | None = Field(default=None, description="a list of strings")
+    seed: Whole | None = Field(default=None, description="a whole number")
     tool_choice: Literal["auto", "required", "none"] | NamedToolChoice | None = Field(
-        None, description='"auto", "required", "none" or {"type": "function", "function": {"name": ...}}'
+        default=None, description='"auto", "required", "none" or {"type": "function", "function": {"name": ...}}'
     )
 
     def given(self) -> dict[str, Any]:
@@ -116,14 +116,14 @@ class Limits(Options):
 
     option = "limits"
 
-    max_tokens: Whole | None = Field(None, ge=1, description="a whole number of at least 1")
-    max_input_tokens: Whole | None = Field(None, ge=1, description="a whole number of at least 1")
-    max_output_tokens: Whole | None = Field(None, ge=1, description="a whole number of at least 1")
-    max_cost_usd: Number | None = Field(None, gt=0, description="a finite number above 0")
-    max_duration_ms: Number | None = Field(None, gt=0, description="a finite number above 0")
-    max_tool_errors: Whole | None = Field(None, ge=1, description="a whole number of at least 1")
-    max_steps: Whole | None = Field(None, ge=1, description="a whole number of at least 1")
-    on_exceeded: Literal["stop", "throw"] = Field("stop", description='"stop" or "throw"')
+    max_tokens: Whole | None = Field(default=None, ge=1, description="a whole number of at least 1")
+    max_input_tokens: Whole | None = Field(default=None, ge=1, description="a whole number of at least 1")
+    max_output_tokens: Whole | None = Field(default=None, ge=1, description="a whole number of at least 1")
+    max_cost_usd: Number | None = Field(default=None, gt=0, description="a finite number above 0")
+    max_duration_ms: Number | None = Field(default=None, gt=0, description="a finite number above 0")
+    max_tool_errors: Whole | None = Field(default=None, ge=1, description="a whole number of at least 1")
+    max_steps: Whole | None = Field(default=None, ge=1, description="a whole number of at least 1")
+    on_exceeded: Literal["stop", "throw"] = Field(default="stop", description='"stop" or "throw"')
 
 
 class RateLimits(Options):
@@ -131,9 +131,9 @@ class RateLimits(Options):
 
     option = "rate_limit"
 
-    requests_per_minute: Number | None = Field(None, gt=0, description="a finite number above 0")
-    tokens_per_minute: Number | None = Field(None, gt=0, description="a finite number above 0")
-    max_concurrent: Whole | None = Field(None, ge=1, description="a whole number of at least 1")
+    requests_per_minute: Number | None = Field(default=None, gt=0, description="a finite number above 0")
+    tokens_per_minute: Number | None = Field(default=None, gt=0, description="a finite number above 0")
+    max_concurrent: Whole | None = Field(default=None, ge=1, description="a whole number of at least 1")
 
 
 class Backoff(Options):
@@ -141,8 +141,8 @@ class Backoff(Options):
 
     option = "retry.backoff"
 
-    initial_ms: Number = Field(500.0, ge=0, description="a finite number of milliseconds, 0 or more")
-    max_ms: Number = Field(30_000.0, ge=0, description="a finite number of milliseconds, 0 or more")
+    initial_ms: Number = Field(default=500.0, ge=0, description="a finite number of milliseconds, 0 or more")
+    max_ms: Number = Field(default=30_000.0, ge=0, description="a finite number of milliseconds, 0 or more")
 
 
 class Retry(Options):
@@ -159,13 +159,13 @@ class Retry(Options):
 
     option = "retry"
 
-    max_retries: Whole = Field(2, ge=0, description="a whole number of at least 0")
-    backoff: Backoff = Field(Backoff(), description='a dict with "initial_ms" and "max_ms"')
-    retry_on: Callable[..., Any] | None = Field(None, description="a function of (error, attempt)")
-    on_retry: Callable[..., Any] | None = Field(None, description="a function of one argument")
-    timeout_ms: Number | None = Field(None, gt=0, description="a finite number of milliseconds above 0")
-    idle_timeout_ms: Number | None = Field(None, gt=0, description="a finite number of milliseconds above 0")
-    cancel: Any = Field(None, description="a CancelToken or an AbortSignal")
+    max_retries: Whole = Field(default=2, ge=0, description="a whole number of at least 0")
+    backoff: Backoff = Field(default=Backoff(), description='a dict with "initial_ms" and "max_ms"')
+    retry_on: Callable[..., Any] | None = Field(default=None, description="a function of (error, attempt)")
+    on_retry: Callable[..., Any] | None = Field(default=None, description="a function of one argument")
+    timeout_ms: Number | None = Field(default=None, gt=0, description="a finite number of milliseconds above 0")
+    idle_timeout_ms: Number | None = Field(default=None, gt=0, description="a finite number of milliseconds above 0")
+    cancel: Any = Field(default=None, description="a CancelToken or an AbortSignal")
 
 
 # ------------------------------------------------------------------------------------------------------------ agent features
@@ -176,9 +176,9 @@ class SubagentOptions(Options):
 
     option = "subagent_options"
 
-    max_concurrent: Whole = Field(3, ge=1, description="a whole number of at least 1")
-    await_background_on_finish: Flag = Field(False, description="True or False")
-    background: Flag = Field(True, description="True or False")
+    max_concurrent: Whole = Field(default=3, ge=1, description="a whole number of at least 1")
+    await_background_on_finish: Flag = Field(default=False, description="True or False")
+    background: Flag = Field(default=True, description="True or False")
 
 
 class CompactionOptions(Options):
@@ -196,13 +196,13 @@ class CompactionOptions(Options):
 
     option = "compaction"
 
-    strategy: Any = Field(None, description="a compaction strategy")
-    threshold_percent: Number = Field(0.9, gt=0, le=1, description="a number above 0 and up to 1")
-    context_window: Whole | None = Field(None, ge=1, description="a whole number of at least 1")
-    protected_tokens: Whole = Field(40_000, ge=0, description="a whole number of at least 0")
-    reserve_output_tokens: Whole = Field(0, ge=0, description="a whole number from 0 to below context_window")
-    on_compaction: Callable[..., Any] | None = Field(None, description="a function of one argument")
-    summarizer: Any = Field(None, description='a "provider/model" string or a provider')
+    strategy: Any = Field(default=None, description="a compaction strategy")
+    threshold_percent: Number = Field(default=0.9, gt=0, le=1, description="a number above 0 and up to 1")
+    context_window: Whole | None = Field(default=None, ge=1, description="a whole number of at least 1")
+    protected_tokens: Whole = Field(default=40_000, ge=0, description="a whole number of at least 0")
+    reserve_output_tokens: Whole = Field(default=0, ge=0, description="a whole number from 0 to below context_window")
+    on_compaction: Callable[..., Any] | None = Field(default=None, description="a function of one argument")
+    summarizer: Any = Field(default=None, description='a "provider/model" string or a provider')
 
     def model_post_init(self, context: Any, /) -> None:
         if self.strategy is not None and self.summarizer is not None:
@@ -232,10 +232,10 @@ class ToolSearchOptions(Options):
 
     option = "tool_search"
 
-    threshold_percent: Number = Field(0.1, ge=0, le=1, description="a number from 0 to 1")
-    max_results: Whole = Field(5, ge=1, description="a whole number of at least 1")
-    context_window: Whole | None = Field(None, ge=1, description="a whole number of at least 1")
-    search: Callable[..., Any] | None = Field(None, description="a function")
+    threshold_percent: Number = Field(default=0.1, ge=0, le=1, description="a number from 0 to 1")
+    max_results: Whole = Field(default=5, ge=1, description="a whole number of at least 1")
+    context_window: Whole | None = Field(default=None, ge=1, description="a whole number of at least 1")
+    search: Callable[..., Any] | None = Field(default=None, description="a function")
 
 
 class CodeModeOptions(Options):
@@ -248,12 +248,12 @@ class CodeModeOptions(Options):
 
     option = "code_mode"
 
-    tools: tuple[Text, ...] | None = Field(None, description="a list of tool names")
-    exclusive: Flag = Field(False, description="True or False")
-    timeout_ms: Number = Field(30_000.0, gt=0, description="a finite number of milliseconds above 0")
-    memory_limit_bytes: Whole = Field(67_108_864, ge=1, description="a whole number of at least 1")
-    max_tool_calls: Whole = Field(50, ge=0, description="a whole number of at least 0")
-    max_output_chars: Whole = Field(20_000, ge=1, description="a whole number of at least 1")
+    tools: tuple[Text, ...] | None = Field(default=None, description="a list of tool names")
+    exclusive: Flag = Field(default=False, description="True or False")
+    timeout_ms: Number = Field(default=30_000.0, gt=0, description="a finite number of milliseconds above 0")
+    memory_limit_bytes: Whole = Field(default=67_108_864, ge=1, description="a whole number of at least 1")
+    max_tool_calls: Whole = Field(default=50, ge=0, description="a whole number of at least 0")
+    max_output_chars: Whole = Field(default=20_000, ge=1, description="a whole number of at least 1")
 
     def model_post_init(self, context: Any, /) -> None:
         if "run_code" in (self.tools or ()):
@@ -267,8 +267,8 @@ class ProjectInstructionsOptions(Options):
 
     option = "project_instructions"
 
-    cwd: Any = Field(None, description="a path to a directory")
-    files: tuple[Text, ...] = Field(("AGENTS.md", "CLAUDE.md"), min_length=1, description="a list of file names")
+    cwd: Any = Field(default=None, description="a path to a directory")
+    files: tuple[Text, ...] = Field(default=("AGENTS.md", "CLAUDE.md"), min_length=1, description="a list of file names")
 
     def model_post_init(self, context: Any, /) -> None:
         for name in self.files:
@@ -287,10 +287,10 @@ class ReasoningOptions(Options):
 
     option = "reasoning"
 
-    effort: Effort = Field("medium", description='"none", "minimal", "low", "medium" or "high"')
-    budget_tokens: Whole | None = Field(None, ge=1, description="a whole number of at least 1")
-    summary: Literal["auto"] | None = Field(None, description='"auto"')
-    force: Flag = Field(False, description="True or False")
+    effort: Effort = Field(default="medium", description='"none", "minimal", "low", "medium" or "high"')
+    budget_tokens: Whole | None = Field(default=None, ge=1, description="a whole number of at least 1")
+    summary: Literal["auto"] | None = Field(default=None, description='"auto"')
+    force: Flag = Field(default=False, description="True or False")
 
 
 def parse_reasoning(value: object, *, field: str = "reasoning") -> Reasoning | None:

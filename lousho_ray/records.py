@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Callable, Mapping
-from functools import cache
-from types import NoneType
+from collections.abc import Callable, Mapping, Sequence
+from types import UnionType
 from typing import Any, NamedTuple, TypeVar
 
 from lousho_ray.errors import ValidationError
@@ -19,12 +18,14 @@ R = TypeVar("R", bound="Record")
 
 
 class FieldPlan(NamedTuple):
-    """How one field travels. `nested` is set when its value is a record itself."""
+    """How one field travels: `nested` is the record class of its value, `encode` makes plain JSON of a value that is not."""
 
     name: str
     key: str
+    required: bool
     optional: bool
     nested: type[Record] | None
+    encode: Callable[[Any], Any] | None
     store: Callable[[Any, Any], None]
 
 
@@ -40,13 +41,13 @@ class Record:
         return data
 
     def _write(self, data: dict[str, Any]) -> None:
-        for name, key, optional, nested, _ in plan_of(type(self)):
+        for name, key, _, optional, _, encode, _ in plan_of(type(self)):
             value = getattr(self, name)
             if value is None:
                 if not optional:
                     data[key] = None
             else:
-                data[key] = value if nested is None else value.to_dict()
+                data[key] = value if encode is None else encode(value)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (type(self), *[getattr(self, plan.name) for plan in plan_of(type(self))])
@@ -59,9 +60,9 @@ class Record:
             ValidationError: `LOUSHO_VALIDATION_FAILED`: a required key is missing, or a nested record is not an object.
         """
         values: dict[str, Any] = {}
-        for name, key, optional, nested, _ in plan_of(cls):
+        for name, key, required, _, nested, _, _ in plan_of(cls):
             if key not in data:
-                if not optional and name not in _defaulted(cls):
+                if required:
                     raise ValidationError(f"{cls.__name__}: the key '{key}' is missing.", errors={key: ["is missing"]})
                 continue
             value = data[key]
@@ -81,25 +82,39 @@ def _restore(cls: type[R], *values: Any) -> R:
     return record
 
 
-@cache
-def plan_of(cls: type[Any]) -> tuple[FieldPlan, ...]:
+def plan_of(cls: type[Record]) -> tuple[FieldPlan, ...]:
     """The travel plan of a record class, one entry per field in declaration order."""
-    hints = typing.get_type_hints(cls)
-    return tuple(_plan(cls, field, hints[field.name]) for field in dataclasses.fields(cls))
+    plan = _PLANS.get(cls)
+    if plan is None:
+        hints = typing.get_type_hints(cls)
+        fields = dataclasses.fields(cls)  # type: ignore[arg-type]  # every concrete record is a dataclass
+        plan = _PLANS[cls] = tuple(_plan(cls, field, hints[field.name]) for field in fields)
+    return plan
 
 
-def _plan(cls: type[Any], field: dataclasses.Field[Any], hint: Any) -> FieldPlan:
-    kinds = typing.get_args(hint) or (hint,)
+_PLANS: dict[type[Record], tuple[FieldPlan, ...]] = {}
+
+
+def _plan(cls: type[Record], field: dataclasses.Field[Any], hint: Any) -> FieldPlan:
+    kinds = list(typing.get_args(hint)) if typing.get_origin(hint) in {UnionType, typing.Union} else [hint]
     nested = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Record)), None)
-    optional = field.default is None and NoneType in kinds
+    encode = _to_dict if nested else next(filter(None, map(_CONTAINERS.get, map(typing.get_origin, kinds))), None)
     return FieldPlan(
-        field.name, field.metadata.get("key", camel_case(field.name)), optional, nested, getattr(cls, field.name).__set__
+        name=field.name,
+        key=field.metadata.get("key", camel_case(field.name)),
+        required=field.default is dataclasses.MISSING,
+        optional=field.default is None,
+        nested=nested,
+        encode=encode,
+        store=getattr(cls, field.name).__set__,
     )
 
 
-@cache
-def _defaulted(cls: type[Any]) -> frozenset[str]:
-    return frozenset(field.name for field in dataclasses.fields(cls) if field.default is not dataclasses.MISSING)
+def _to_dict(record: Record) -> dict[str, Any]:
+    return record.to_dict()
+
+
+_CONTAINERS: dict[Any, Callable[[Any], Any]] = {Mapping: dict, Sequence: list}
 
 
 def camel_case(name: str) -> str:
