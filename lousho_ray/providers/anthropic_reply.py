@@ -21,7 +21,6 @@ from lousho_ray.ports import (
     HostedToolResultChunk,
     ReasoningChunk,
     ReasoningEndChunk,
-    ServedBy,
     TextChunk,
     ToolCallChunk,
 )
@@ -110,7 +109,7 @@ def _loads_or_text(text: str) -> Any:
 
 @dataclass(slots=True)
 class ReplyReader:
-    """Reads one reply. `feed()` takes the events of a stream in order; `finish()` closes it.
+    """Reads one reply. `feed()` takes the events of a stream in order, `read()` a whole reply.
 
     Attributes:
         model: The model that was asked, for the tag of its reasoning.
@@ -165,13 +164,18 @@ class ReplyReader:
                 pass
         return []
 
-    def finish(self) -> FinishChunk:
-        """The last chunk."""
-        return FinishChunk(self.finish_reason, self.usage, ServedBy(PROVIDER, self.model), self.served)
+    def read(self, body: Mapping[str, Any]) -> list[Chunk]:
+        """The chunks of a whole reply, as its stream would have given them."""
+        chunks = self.feed({"type": "message_start", "message": body})
+        for index, block in enumerate(body["content"]):
+            if isinstance(block, Mapping):
+                chunks += self.feed({"type": "content_block_start", "index": index, "content_block": block})
+                chunks += self.feed({"type": "content_block_stop", "index": index})
+        return chunks + self.feed({"type": "message_stop"})
 
     @property
     def finish_reason(self) -> str:
-        return "tool_calls" if self.calls else _finish(self.stop_reason)
+        return "tool_calls" if self.calls else _FINISH.get(self.stop_reason or "", "other")
 
     def _note(self, fields: Mapping[str, Any]) -> None:
         self.stop_reason = fields.get("stop_reason") or self.stop_reason
@@ -249,10 +253,6 @@ class ReplyReader:
         return [ToolCallChunk(call) for call in added]
 
 
-def _finish(stop_reason: str | None) -> str:
-    return _FINISH.get(stop_reason or "", "other")
-
-
 def _hosted_call(raw: Mapping[str, Any]) -> HostedToolCall:
     return HostedToolCall(raw.get("id") or "", raw.get("name") or "", raw.get("input"))
 
@@ -267,18 +267,6 @@ def _hosted_result(raw: Mapping[str, Any], blocks: Any) -> HostedToolCall:
     sources = tuple({"url": item["url"], "title": item.get("title")} for item in found)
     name = started.get("name") or str(raw.get("type", "")).removesuffix("_tool_result")
     return HostedToolCall(call_id, name, started.get("input"), content, failed, sources)
-
-
-def read_reply(body: Mapping[str, Any], model: str, messages: Sequence[Message] = ()) -> tuple[ReplyReader, list[Chunk]]:
-    """Reads a whole reply: its reader, and the chunks its stream would have given."""
-    reader = ReplyReader(model, messages)
-    chunks = reader.feed({"type": "message_start", "message": body})
-    for index, block in enumerate(body.get("content") or ()):
-        if isinstance(block, Mapping):
-            chunks += reader.feed({"type": "content_block_start", "index": index, "content_block": block})
-            chunks += reader.feed({"type": "content_block_stop", "index": index})
-    chunks += reader.feed({"type": "message_stop"})
-    return reader, chunks
 
 
 def fold_result(chunks: Sequence[Chunk], finish: FinishChunk, raw_response: Any = None) -> GenerateResult:

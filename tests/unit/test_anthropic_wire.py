@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import re
 from typing import Any
@@ -443,7 +444,7 @@ def broken_rules(sent: dict[str, Any]) -> list[str]:
     roles = [message["role"] for message in messages]
     if not roles or roles[0] != "user":
         broken.append("must start with the user")
-    if any(one == two for one, two in zip(roles, roles[1:], strict=False)):
+    if any(one == two for one, two in itertools.pairwise(roles)):
         broken.append("roles must alternate")
     open_ids: list[str] = []
     seen: set[str] = set()

@@ -1,0 +1,192 @@
+"""Anthropic's Messages API.
+
+The official client keeps credentials, headers, the URL and the connections; requests go through its raw `post` with a body encoded
+here, and replies are read here. Its typed `create` walks the whole history on every call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from typing import Any
+
+from lousho_ray.ports import Chunk, FinishChunk, GenerateOptions, GenerateResult, ServedBy
+from lousho_ray.providers.anthropic_reply import ReplyReader, add_usage, fold_result
+from lousho_ray.providers.anthropic_wire import FilePolicy, MessagesRequest, WireOptions, build_request
+from lousho_ray.providers.base import EventReader, HTTPProvider, import_client
+from lousho_ray.providers.failures import MalformedReplyError, TruncatedStreamError, error_body
+from lousho_ray.providers.sse import ServerSentEvent, SSEDecoder
+from lousho_ray.usage import ProviderUsage
+
+CONTINUATIONS = 3
+"""How often one call sends a `pause_turn` reply back to be continued."""
+
+
+class AnthropicProvider(HTTPProvider):
+    """Claude models over Anthropic's Messages API.
+
+    Args:
+        structured_outputs: Sends the schema of a `response_format` as `output_config.format`. Off, it is left to the prompt.
+        options: As for every built-in provider; see `HTTPProvider`.
+    """
+
+    provider_name = "anthropic"
+    built_in_model = "claude-sonnet-4-5"
+    key_variable = "ANTHROPIC_API_KEY"
+
+    def __init__(self, *, structured_outputs: bool = False, **options: Any) -> None:
+        super().__init__(**options)
+        self.structured_outputs = structured_outputs
+
+    def configuration(self) -> dict[str, Any]:
+        return {**super().configuration(), "structured_outputs": self.structured_outputs}
+
+    def supports_hosted_tool(self, type: str) -> bool:
+        return type == "hosted_tool"
+
+    def new_client(self) -> Any:
+        anthropic = import_client("anthropic", "anthropic[aiohttp]>=2.14,<3")
+        return anthropic.AsyncAnthropic(
+            api_key=self.api_key,
+            base_url=self.base_url,
+            max_retries=0,
+            default_headers=self.headers or None,
+            http_client=anthropic.DefaultAioHttpClient(),
+        )
+
+    async def generate(self, options: GenerateOptions, /) -> GenerateResult:
+        """One model turn, unstreamed.
+
+        Raises:
+            OperationTimeoutError: No reply within `timeout_ms`.
+            Exception: The client's own errors and `ProviderReplyError`s, for `classify` to judge.
+        """
+        model, request = self._request(options)
+        chunks: list[Chunk] = []
+        usage: ProviderUsage | None = None
+        for sent in range(CONTINUATIONS + 1):
+            body = await self._reply(request)
+            reader = ReplyReader(model, options.messages)
+            chunks += reader.read(body)
+            usage = add_usage(usage, reader.usage)
+            if not reader.paused or sent == CONTINUATIONS:
+                break
+            request = request.continued(reader.content)
+        return fold_result(chunks, _finish(reader, usage), body)
+
+    async def stream(self, options: GenerateOptions, /) -> AsyncGenerator[Chunk, None]:
+        """One model turn in chunks. Closing the iterator closes the connection.
+
+        Raises:
+            OperationTimeoutError: The first event or the next one did not come in time.
+            TruncatedStreamError: The stream ended without `message_stop`.
+            Exception: As `generate()`.
+        """
+        model, request = self._request(options)
+        usage: ProviderUsage | None = None
+        for sent in range(CONTINUATIONS + 1):
+            reader = ReplyReader(model, options.messages)
+            try:
+                async with await self._open(request) as events:
+                    while not reader.done and (batch := await events.read()) is not None:
+                        for chunk in self._feed(reader, batch):
+                            yield chunk
+                    await events.finish()
+            except Exception as exc:
+                self.scrubbed(exc)
+                raise
+            if not reader.done:
+                raise TruncatedStreamError("Anthropic's stream ended before the answer did.", provider=self.name)
+            usage = add_usage(usage, reader.usage)
+            if not reader.paused or sent == CONTINUATIONS:
+                break
+            request = request.continued(reader.content)
+        yield _finish(reader, usage)
+
+    async def get_models(self) -> list[str]:
+        """The ids of the models this key may use."""
+        client = await self.client()
+        httpx2 = import_client("httpx2", "httpx2")
+        query = {"params": {"limit": 1000}, "timeout": self._timeout()}
+        response = await self.within(client.get("/v1/models", cast_to=httpx2.Response, options=query), "list of models")
+        return [str(model["id"]) for model in json.loads(response.content).get("data", ())]
+
+    def _request(self, options: GenerateOptions) -> tuple[str, MessagesRequest]:
+        model = options.model or self.default_model or ""
+        otherwise: FilePolicy = "note" if self.unsupported_files == "note" else "refuse"
+        wire = WireOptions("native" if self.accepts_file_parts else otherwise, self.structured_outputs)
+        return model, build_request(options, model, self.warn, wire)
+
+    async def _post(self, client: Any, request: MessagesRequest, *, stream: bool) -> Any:
+        httpx2 = import_client("httpx2", "httpx2")
+        body = request.encode(stream=stream)
+        self.log_body("request", body)
+        options = {"timeout": self._timeout()}
+        try:
+            return await client.post("/v1/messages", cast_to=httpx2.Response, content=body, options=options, stream=stream)
+        except Exception as exc:
+            self.scrubbed(exc)
+            raise
+
+    def _timeout(self) -> Any:
+        """Only connecting is bounded by the client: a whole reply and the gaps of a stream are bounded by this class."""
+        httpx2 = import_client("httpx2", "httpx2")
+        return httpx2.Timeout(None, connect=None if self.connect_timeout_ms is None else self.connect_timeout_ms / 1000)
+
+    async def _reply(self, request: MessagesRequest) -> Mapping[str, Any]:
+        client = await self.client()  # made before the clock starts: loading the package takes its time once
+        response = await self.within(self._post(client, request, stream=False), "reply")
+        text = response.content.decode("utf-8", "replace")
+        self.log_body("response", text)
+        body = self._parse(text)
+        if isinstance(body.get("content"), list):
+            return body
+        if "error" in body:
+            raise error_body(body, provider=self.name)
+        raise MalformedReplyError("Anthropic's reply has no content.", provider=self.name)
+
+    def _parse(self, text: str) -> Mapping[str, Any]:
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = None
+        if isinstance(value, Mapping):
+            return value
+        raise MalformedReplyError("Anthropic sent what is no JSON object.", provider=self.name, body=text)
+
+    async def _open(self, request: MessagesRequest) -> EventReader[ServerSentEvent]:
+        client = await self.client()
+        loop = asyncio.get_running_loop()
+        deadline = None if self.timeout_ms is None else loop.time() + self.timeout_ms / 1000
+        response = await self.within(self._post(client, request, stream=True), "first event", deadline=deadline)
+        whole = response.headers.get("content-type", "").startswith("application/json")
+        return EventReader(self, response, _WholeBody() if whole else SSEDecoder(), deadline)
+
+    def _feed(self, reader: ReplyReader, batch: list[ServerSentEvent]) -> Iterator[Chunk]:
+        for event in batch:
+            if not event.data.strip():
+                continue
+            self.log_body("event", event.data)
+            fields = self._parse(event.data)
+            if fields.get("type") == "error" or "error" in fields:
+                raise error_body(fields, provider=self.name)
+            yield from reader.read(fields) if isinstance(fields.get("content"), list) else reader.feed(fields)
+
+
+class _WholeBody:
+    """A JSON body where a stream was asked for: one event, at its end."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+
+    def feed(self, data: bytes) -> list[ServerSentEvent]:
+        self._pieces.append(data)
+        return []
+
+    def close(self) -> list[ServerSentEvent]:
+        return [ServerSentEvent(b"".join(self._pieces).decode("utf-8", "replace"))]
+
+
+def _finish(reader: ReplyReader, usage: ProviderUsage | None) -> FinishChunk:
+    return FinishChunk(reader.finish_reason, usage, ServedBy("anthropic", reader.model), reader.served)
