@@ -57,7 +57,7 @@ async def call_tool(
     except BaseException as error:
         if task is not None and task.cancelling() > cancels_before:
             raise asyncio.CancelledError from None
-        if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
+        if isinstance(error, Exception):
             raise
         raise _crash(tool.name, error) from error
     if task is not None and task.cancelling() > cancels_before:

@@ -100,13 +100,15 @@ def _described(parameter: Parameter) -> Any:
     return Field(alias=parameter.name, description=parameter.description)
 
 
-def read_signature(function: Callable[..., Any], docs: Mapping[str, str], localns: Mapping[str, Any], *, method: bool) -> Signature:
-    """Reads a function's parameters. `docs` are its docstring's parameter lines, `localns` the names where it was defined.
+def read_signature(
+    function: Callable[..., Any], docs: Mapping[str, str], frame: types.FrameType | None, *, method: bool
+) -> Signature:
+    """Reads a function's parameters. `docs` are its docstring's parameter lines, `frame` where it was made a tool.
 
     Raises:
         ConfigurationError: `LOUSHO_CONFIG_INVALID` for a parameter without annotation, `*args`, or an unknown annotation.
     """
-    hints = _type_hints(function, localns)
+    hints = _type_hints(function, frame)
     fixed = set(function.keywords) if isinstance(function, functools.partial) else set[str]()
     declared = [p for p in inspect.signature(function).parameters.values() if p.name not in fixed][1 if method else 0 :]
     parameters: list[Parameter] = []
@@ -139,18 +141,28 @@ def _parameter(item: inspect.Parameter, annotation: Any, docs: Mapping[str, str]
     return Parameter(item.name, annotation, item.default, description, item.kind is inspect.Parameter.POSITIONAL_ONLY)
 
 
-def _type_hints(function: Callable[..., Any], localns: Mapping[str, Any]) -> dict[str, Any]:
+def _type_hints(function: Callable[..., Any], frame: types.FrameType | None) -> dict[str, Any]:
     target = unwrapped(function)
     if not isinstance(target, types.FunctionType | types.MethodType | types.BuiltinFunctionType):
         target = type(target).__call__
-    try:
-        return get_type_hints(target, localns=dict(localns), include_extras=True)
-    except NameError as error:
-        raise ConfigurationError(
-            f"An annotation of the tool function {display_name(function)!r} names something that is not defined there: {error}. "
-            "Import it at module level, outside `if TYPE_CHECKING:`.",
-            field="tools",
-        ) from error
+    nested = "." in getattr(target, "__qualname__", "")
+    failure: NameError | None = None
+    while True:
+        try:
+            return get_type_hints(
+                target, localns=dict(frame.f_locals) if frame is not None and nested else None, include_extras=True
+            )
+        except NameError as error:
+            # A local type: look for it where the function was made a tool, then in the frames around that.
+            failure = failure or error
+            frame, nested = (frame.f_back, True) if frame is not None and nested else (frame, True)
+            if frame is None:
+                break
+    raise ConfigurationError(
+        f"An annotation of the tool function {display_name(function)!r} names something that is not defined there: {failure}. "
+        "Import it at module level, outside `if TYPE_CHECKING:`.",
+        field="tools",
+    ) from failure
 
 
 def is_context(annotation: Any) -> bool:

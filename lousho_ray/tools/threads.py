@@ -136,6 +136,7 @@ class ToolThreads:
                 self._abandoned.discard(job)
                 if job.abandoned:
                     return
+            del job  # a waiting thread must not keep the result alive
 
     def _perform(self, job: _Job) -> None:
         try:

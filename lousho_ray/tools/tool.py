@@ -8,6 +8,7 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from types import FrameType
 from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
 
 from lousho_ray.errors import ToolArgumentsValidationError, suggest
@@ -68,7 +69,13 @@ class Tool(Generic[P, R]):
     def __post_init__(self) -> None:
         if not self.display_name:
             object.__setattr__(self, "display_name", self.name)
-        object.__setattr__(self, "__doc__", self.description)
+        self._look_like_function()
+
+    def _look_like_function(self) -> None:
+        """What `inspect` and `help()` look at."""
+        for attribute in ("__module__", "__name__", "__qualname__"):
+            self.__dict__[attribute] = getattr(self.function, attribute, self.name)
+        self.__dict__.update(__doc__=self.description, __wrapped__=self.function)
 
     @functools.cached_property
     def input(self) -> InputSchema:
@@ -166,7 +173,7 @@ class Tool(Generic[P, R]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        object.__setattr__(self, "__doc__", self.description)
+        self._look_like_function()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # A decorated function of an importable module travels by its name, like an undecorated one: its module may hold
@@ -284,13 +291,12 @@ def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
             missing docstring, a bad name or an unknown option.
     """
     _refuse_unknown({key: value for key, value in options.items() if key not in _OPTIONS})
-    names = dict(sys._getframe(1).f_locals)
     if function is None:
-        return lambda decorated: _from_function(decorated, options, names)
-    return _from_function(function, options, names)
+        return lambda decorated: _from_function(decorated, options, sys._getframe(1))
+    return _from_function(function, options, sys._getframe(1))
 
 
-def _from_function(function: Any, options: Mapping[str, Any], localns: Mapping[str, Any]) -> Tool[..., Any]:
+def _from_function(function: Any, options: Mapping[str, Any], frame: FrameType) -> Tool[..., Any]:
     if isinstance(function, staticmethod):
         function = function.__func__
     if not callable(function) or isinstance(function, Tool):
@@ -300,12 +306,9 @@ def _from_function(function: Any, options: Mapping[str, Any], localns: Mapping[s
     summary, lines = read_docstring(function)
     name = options.get("name") or display_name(function)
     description = options.get("description") or summary
-    signature = read_signature(function, lines, localns, method=_is_method(function))
-    made = _make(name, description, function, signature, {k: v for k, v in options.items() if k not in {"name", "description"}})
-    for attribute in ("__module__", "__name__", "__qualname__"):
-        object.__setattr__(made, attribute, getattr(function, attribute, name))
-    object.__setattr__(made, "__wrapped__", function)
-    return made
+    signature = read_signature(function, lines, frame, method=_is_method(function))
+    rest = {key: given for key, given in options.items() if key not in {"name", "description"}}
+    return _make(name, description, function, signature, rest)
 
 
 def _make(name: str, description: str, function: Callable[..., Any], spec: Any, options: Mapping[str, Any]) -> Tool[..., Any]:
