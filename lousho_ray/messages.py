@@ -194,7 +194,7 @@ def complete_prefix(messages: Sequence[Message]) -> list[Message]:
 
 
 def encode_bytes(value: Any) -> Any:
-    """Replaces bytes by `{"$bytes": base64}`; a user's own `{"$bytes": ...}` dict is escaped as `{"$bytes": {...}}` inside `$escape`."""
+    """Replaces bytes by `{"$bytes": base64}`; a user's own `{"$bytes": ...}` becomes `{"$escape": {"$bytes": ...}}`."""
     if isinstance(value, bytes | bytearray | memoryview):
         return {"$bytes": base64.b64encode(bytes(value)).decode("ascii")}
     if isinstance(value, Mapping):

@@ -1,12 +1,12 @@
 """Ports: what the loop needs from the world, as Protocols.
 
-Providers, stores, limiters, ledgers and spawners implement these; the loop knows nothing else of them, so a run is the same in one
+Providers, stores, limiters and ledgers implement these; the loop knows nothing else of them, so a run is the same in one
 process and over Ray. Every value that crosses a port is plain data.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -314,7 +314,7 @@ class AgentStore(Protocol):
     def approvals(self) -> ApprovalStore | None: ...
 
 
-# -------------------------------------------------------------------------------------------------------------- tools, spawner
+# ---------------------------------------------------------------------------------------------------------- tools, observers
 
 Observer: TypeAlias = Callable[[Event], None]
 """Gets every event of a run, synchronously, in stream order."""
@@ -351,36 +351,3 @@ class ToolContext:
     approval: Approval | None = None
     abort_signal: AbortSignal = field(default_factory=AbortSignal)
     run: Any = field(default=None, repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class ChildRun:
-    """A sub-agent run to be done somewhere. All of it pickles; `agent` is a key the spawner resolves (see `subagents.py`)."""
-
-    run_id: str
-    agent: str
-    prompt: str
-    messages: tuple[Message, ...] = ()
-    context: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class ChildOutcome:
-    """How a child run ended: its result in JSON form, or the error it raised."""
-
-    result: Any = None
-    error: BaseException | None = None
-
-
-class Spawner(Protocol):
-    """Runs child runs: in this process, or on worker actors of a cluster."""
-
-    def run(self, child: ChildRun, emit: Callable[[Sequence[Event]], None] | None, abort: AbortSignal) -> Awaitable[ChildOutcome]:
-        """Runs `child` to its end. `emit` gets its events in order. When `abort` fires the child is stopped and waited for.
-
-        A worker that is lost is an outcome with an error, never a silent second run.
-        """
-        ...
-
-
-ChunkStream: TypeAlias = AsyncIterator[Chunk]

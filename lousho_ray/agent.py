@@ -1,0 +1,343 @@
+"""`Agent`: what `create_agent()` returns. Immutable and reusable, also from several tasks, threads and workers at once."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal, Protocol, TypeVar
+from weakref import WeakSet
+
+from lousho_ray.cancellation import CancelToken
+from lousho_ray.definition import AgentDefinition
+from lousho_ray.errors import ConfigurationError
+from lousho_ray.events import Event
+from lousho_ray.handle import AgentRun, Input, LocalRun, settle
+from lousho_ray.ids import check_session_id, new_id, new_session_id
+from lousho_ray.loop.emitter import Emitter, Stamp, guarded
+from lousho_ray.loop.input import as_messages
+from lousho_ray.loop.open import CallOptions, RunContext
+from lousho_ray.loop.result import ExecutionResult
+from lousho_ray.loop.run import run
+from lousho_ray.loop_thread import SYNC_LOOP
+from lousho_ray.messages import Message
+from lousho_ray.option_checks import RUN_KEYWORDS, SESSION_KEYWORDS, check_choice, check_positive_int, check_text, unknown_keyword
+from lousho_ray.options import ModelSettings, parse_options, parse_reasoning
+from lousho_ray.ports import Observer, SessionStore
+from lousho_ray.session import TURN_POLICIES, SessionLink, TurnPolicy, TurnRequest, cleared_event
+from lousho_ray.subagents import Spawner, open_with_subagents
+
+T = TypeVar("T")
+
+RuntimeName = Literal["local", "ray"]
+
+
+class Runtime(Protocol):
+    """Where actors are: in this process (plain objects) or on a cluster."""
+
+    name: RuntimeName
+
+    def spawner(self, definition: AgentDefinition) -> Spawner: ...
+
+    def session(self, definition: AgentDefinition, session_id: str, store: SessionStore | None) -> SessionLink: ...
+
+
+class Agent:
+    """An agent. Make one with `create_agent()`."""
+
+    def __init__(self, definition: AgentDefinition, runtime: RuntimeName) -> None:
+        self._definition = definition
+        self._runtime_name: RuntimeName = runtime
+
+    @property
+    def name(self) -> str:
+        return self._definition.name
+
+    @property
+    def description(self) -> str | None:
+        return self._definition.description
+
+    @property
+    def definition(self) -> AgentDefinition:
+        """The checked options."""
+        return self._definition
+
+    async def send(self, input: Input, **options: Any) -> ExecutionResult[Any]:
+        """Runs the agent on `input` and returns how the run ended.
+
+        Args:
+            input: Text, content parts (one user message) or messages.
+            **options: `model_settings`, `max_steps`, `instructions` (appended to the agent's for this run), `reasoning`,
+                `metadata`, `principal`, and `cancel`, a `CancelToken`.
+
+        Raises:
+            ConfigurationError: An option or the input cannot be used.
+            CompactedLLMProviderError: A model call failed after its retries and fallbacks.
+
+        Cancelling the awaiting task aborts the run; it settles before the cancellation goes on.
+        """
+        return await settle(self._start(input, options, "send", observed=False))
+
+    def send_sync(self, input: Input, **options: Any) -> ExecutionResult[Any]:
+        """`send()` from plain code, also where an event loop runs already (a notebook)."""
+        return SYNC_LOOP.run(self.send(input, **options))
+
+    def stream(self, input: Input, **options: Any) -> AgentRun[Any]:
+        """Starts a run and returns its handle: iterate it for events, await `handle.result` for the outcome.
+
+        Takes what `send()` takes. Wrong options raise here, before there is a handle.
+        """
+        _need_loop("stream()", "send_sync() or stream_sync()")
+        return AgentRun(self._start(input, options, "stream", observed=True))
+
+    def stream_sync(self, input: Input, **options: Any) -> Iterator[Event]:
+        """The events of a run as a plain iterator; closing it early aborts the run."""
+        return _sync_events(lambda: self.stream(input, **options))
+
+    def session(self, id: str | None = None, **options: Any) -> Session:
+        """A conversation: `session.send()` and `session.stream()` see what came before.
+
+        Args:
+            id: 1 to 128 of `A-Z a-z 0-9 _ -`; a new UUID by default.
+            **options: `store` (a `SessionStore`, or an object with `sessions`; default the agent's, else a new one in memory) and
+                `turn_policy`: what a call does while a turn runs: `"wait"` (default), `"queue"` or `"steer"`.
+        """
+        known = {"store", "turn_policy"}
+        for name in options:
+            if name not in known:
+                raise unknown_keyword(name, known | ({"id"} & SESSION_KEYWORDS), "agent.session()")
+        policy: Any = check_choice(options.get("turn_policy") or "wait", "turn_policy", TURN_POLICIES)
+        store = _sessions_of(options.get("store")) or _sessions_of(self._definition.store)
+        session_id = new_session_id() if id is None else check_session_id(id, "id")
+        return Session(self._definition, session_id, policy, self.runtime().session(self._definition, session_id, store))
+
+    async def ready(self) -> None:
+        """Connects what the agent needs before its first run. Optional."""
+
+    async def close(self) -> None:
+        """Closes the model clients of this event loop; a later call opens them again."""
+        close = getattr(self._definition.provider, "aclose", None)
+        if close is not None:
+            await close()
+
+    async def __aenter__(self) -> Agent:
+        await self.ready()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.close()
+
+    def runtime(self) -> Runtime:
+        """The runtime of this agent's actors; asking for it starts nothing."""
+        return _runtime(self._runtime_name)
+
+    def _start(self, input: Input, options: Mapping[str, Any], where: str, *, observed: bool) -> LocalRun:
+        call, cancel = call_options(options, f"agent.{where}()")
+        messages = as_messages(input)
+        turn = LocalRun(new_id("run_"), abort=cancel.signal if cancel is not None else None)
+        sinks: list[Observer] = [] if self._definition.on_event is None else [guarded(self._definition.on_event)]
+        if observed:
+            sinks.append(turn.log.append)
+        turn.start(self._run(turn, messages, call, sinks, cancel, observed=observed))
+        return turn
+
+    async def _run(
+        self,
+        turn: LocalRun,
+        messages: Sequence[Message],
+        call: CallOptions,
+        sinks: Sequence[Observer],
+        cancel: CancelToken | None,
+        *,
+        observed: bool,
+    ) -> ExecutionResult[Any]:
+        emitter = Emitter(Stamp(turn.run_id), sinks, drain=turn.log.drain if observed else None)
+        context = RunContext(turn.run_id, messages, emitter, turn.signal, inbox=turn.inbox, call=call)
+        disarm = cancel.arm() if cancel is not None else None
+        try:
+            spawner = self.runtime().spawner(self._definition) if self._definition.subagents else None
+            depth = self._definition.max_subagent_depth
+            state, deps = await open_with_subagents(self._definition, "", context, depth, spawner)
+            return await run(state, deps)
+        finally:
+            if disarm is not None:
+                disarm()
+
+    def __repr__(self) -> str:
+        provider = self._definition.provider
+        model = self._definition.model if isinstance(self._definition.model, str) else getattr(provider, "default_model", None)
+        return f"<Agent {self.name!r} provider={getattr(provider, 'name', None)!r} model={model!r}>"
+
+
+class Session:
+    """A conversation's handle. One turn runs at a time, in the order of the calls."""
+
+    def __init__(self, definition: AgentDefinition, id: str, policy: TurnPolicy, link: SessionLink) -> None:
+        self._definition = definition
+        self._policy: TurnPolicy = policy
+        self._link = link
+        self._messages: tuple[Message, ...] = ()
+        self._listeners: list[Observer] = []
+        self._loading: WeakSet[asyncio.Task[Any]] = WeakSet()
+        self.id = id
+
+    @property
+    def messages(self) -> list[Message]:
+        """The transcript as this handle last saw it (messages are immutable): after each of its own calls and `load()`."""
+        return list(self._messages)
+
+    async def send(self, input: Input, **options: Any) -> ExecutionResult[Any]:
+        """Runs a turn and returns its result. Takes what `agent.send()` takes.
+
+        While a turn runs, `turn_policy` decides: wait for it, or join it (and return its result).
+        """
+        return await settle(self._start(input, options, "send", observed=False))
+
+    def send_sync(self, input: Input, **options: Any) -> ExecutionResult[Any]:
+        return SYNC_LOOP.run(self.send(input, **options))
+
+    def stream(self, input: Input, **options: Any) -> AgentRun[Any]:
+        """Starts a turn and returns its handle; `run.done` comes once the turn is saved."""
+        _need_loop("session.stream()", "session.send_sync() or session.stream_sync()")
+        return AgentRun(self._start(input, options, "stream", observed=True))
+
+    def stream_sync(self, input: Input, **options: Any) -> Iterator[Event]:
+        return _sync_events(lambda: self.stream(input, **options))
+
+    async def load(self) -> list[Message]:
+        """Reads the saved transcript; an unknown id has an empty one."""
+        self._messages = tuple(await self._link.load())
+        return self.messages
+
+    def load_sync(self) -> list[Message]:
+        return SYNC_LOOP.run(self.load())
+
+    async def clear(self) -> None:
+        """Empties the transcript. Raises `LOUSHO_SESSION_BUSY` while a turn runs or waits."""
+        count = await self._link.clear()
+        self._messages = ()
+        event = cleared_event(self.id, count)
+        for listener in tuple(self._listeners):
+            guarded(listener)(event)
+
+    def clear_sync(self) -> None:
+        SYNC_LOOP.run(self.clear())
+
+    def on(self, listener: Observer) -> Callable[[], None]:
+        """Calls `listener(event)` for every event of this handle's turns and for `context.cleared`; the returned function ends it."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener) if listener in self._listeners else None
+
+    def _start(self, input: Input, options: Mapping[str, Any], where: str, *, observed: bool) -> _Turn:
+        call, cancel = call_options(options, f"session.{where}()")
+        observers = [guarded(listener) for listener in (self._definition.on_event, *self._listeners) if listener is not None]
+        request = TurnRequest(new_id("run_"), as_messages(input), self._policy, call, observed)
+        source = self._link.start(request, observers)
+        return _Turn(source, self, cancel)
+
+    def __repr__(self) -> str:
+        return f"<Session {self.id!r} of {self._definition.name!r}, {len(self._messages)} messages>"
+
+
+class _Turn:
+    """A session's turn as its handle sees it: refreshes `session.messages` once it is over."""
+
+    def __init__(self, source: Any, session: Session, cancel: CancelToken | None) -> None:
+        self._source = source
+        self._session = session
+        self.run_id: str = source.run_id
+        self.read = source.read
+        self.enqueue = source.enqueue
+        self.steer = source.steer
+        self.abort = source.abort
+        self.leave = source.leave
+        self._disarm: Callable[[], None] | None = None
+        if cancel is not None:
+            self._disarm = cancel.arm()
+            cancel.signal.on_abort(source.abort)
+
+    async def result(self) -> ExecutionResult[Any]:
+        try:
+            result: ExecutionResult[Any] = await self._source.result()
+        finally:
+            if self._disarm is not None:
+                self._disarm()
+        await self._session.load()
+        return result
+
+
+def call_options(options: Mapping[str, Any], where: str) -> tuple[CallOptions, CancelToken | None]:
+    """Checks the options of one `send()` / `stream()`.
+
+    Raises:
+        ConfigurationError: `LOUSHO_CONFIG_INVALID`, with `field`; a keyword that belongs elsewhere says where.
+    """
+    known = RUN_KEYWORDS - {"permission_mode"}
+    for name in options:
+        if name not in known:
+            raise unknown_keyword(name, known, where)
+    given = {name: value for name, value in options.items() if value is not None}
+    metadata = given.get("metadata", {})
+    if not isinstance(metadata, Mapping):
+        raise ConfigurationError(f"metadata must be a dict, not {type(metadata).__name__}.", field="metadata")
+    cancel = given.get("cancel")
+    if cancel is not None and not isinstance(cancel, CancelToken):
+        raise ConfigurationError(f"cancel must be a CancelToken, not {type(cancel).__name__}.", field="cancel")
+    settings = given.get("model_settings")
+    call = CallOptions(
+        model_settings=None if settings is None else parse_options(ModelSettings, settings),
+        max_steps=check_positive_int(given["max_steps"], "max_steps") if "max_steps" in given else None,
+        instructions=check_text(given["instructions"], "instructions") if "instructions" in given else None,
+        reasoning=parse_reasoning(given.get("reasoning")),
+        metadata=dict(metadata),
+        principal=given.get("principal"),
+    )
+    return call, cancel
+
+
+@functools.cache
+def _runtime(name: RuntimeName) -> Runtime:
+    """The process's runtime of that kind. Imported by name: the composition of everything lies above this module."""
+    runtime: Runtime = importlib.import_module("lousho_ray.runtime").create_runtime(name)
+    return runtime
+
+
+def _sessions_of(store: Any) -> SessionStore | None:
+    """The session part of a store: the object's `sessions`, or the object itself when it is one."""
+    if store is None:
+        return None
+    part = getattr(store, "sessions", store)
+    return part if part is None or hasattr(part, "load") else None
+
+
+def _need_loop(what: str, instead: str) -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        raise ConfigurationError(f"{what} needs a running event loop; from plain code use {instead}.") from None
+
+
+def _sync_events(start: Callable[[], AgentRun[Any]]) -> Iterator[Event]:
+    """The events of a run whose loop is the process's own loop thread."""
+
+    async def begin() -> tuple[AgentRun[Any], Any]:
+        run = start()
+        return run, aiter(run)
+
+    async def following(events: Any) -> Event | None:
+        return await anext(events, None)
+
+    run, events = SYNC_LOOP.run(begin())
+    try:
+        while (event := SYNC_LOOP.run(following(events))) is not None:
+            yield event
+    finally:
+        SYNC_LOOP.run(events.aclose())
+        SYNC_LOOP.run(_wait(run))
+
+
+async def _wait(run: AgentRun[Any]) -> None:
+    async with run:
+        pass

@@ -1,0 +1,293 @@
+"""`create_agent()`: checks every option and makes an `Agent`. Calls no network, opens nothing, starts nothing."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+from lousho_ray.agent import Agent, RuntimeName
+from lousho_ray.definition import DEFAULT_INSTRUCTIONS, AgentDefinition
+from lousho_ray.errors import ConfigurationError
+from lousho_ray.limits.limiter import RateLimiter, create_rate_limiter
+from lousho_ray.loop.hooks import check_hooks
+from lousho_ray.option_checks import (
+    check_callable,
+    check_choice,
+    check_positive_int,
+    check_text,
+    unknown_keyword,
+)
+from lousho_ray.options import Limits, ModelSettings, Retry, parse_options, parse_reasoning
+from lousho_ray.ports import LLMProvider
+from lousho_ray.tools.registry import AnyTool, collect_tools
+
+OPTIONS = frozenset(
+    {
+        *("model", "provider", "instructions", "prompt", "tools", "name", "description", "max_steps", "model_settings", "limits"),
+        *("tool_concurrency", "subagents", "max_subagent_depth", "store", "approve", "retry", "fallback_models", "rate_limit"),
+        *("reasoning", "prompt_caching", "hooks", "max_tool_result_chars", "on_event", "runtime"),
+    }
+)
+
+RESERVED_TOOL_NAMES = ("task",)
+
+
+def create_agent(**options: Any) -> Agent:
+    """Makes an agent. Every option is optional; without `model` and `provider` the environment decides.
+
+    Args:
+        model: `"provider/model"`, or a function of the run. With `provider`, a bare model id.
+        provider: An `LLMProvider`.
+        instructions: The system prompt, or a function of the run. `prompt` is its deprecated alias.
+        tools: A list of tools, a mapping name -> tool, nested lists, or a function of the run.
+        name: The agent's name (`"agent"`). `description` is needed when it is used as a sub-agent.
+        max_steps: Model calls of one run, at least 1 (10).
+        model_settings: `max_tokens`, `temperature`, `top_p`, `frequency_penalty`, `presence_penalty`, `stop`, `seed`,
+            `tool_choice`.
+        limits: What a run may spend: `max_tokens`, `max_input_tokens`, `max_output_tokens`, `max_cost_usd`, `max_duration_ms`,
+            `max_tool_errors`, `max_steps`, `on_exceeded` (`"stop"` or `"throw"`).
+        tool_concurrency: Tool calls of one turn that run at once: a whole number, or `"unbounded"` (default).
+        subagents: Name -> agent with a description, offered through the `task` tool.
+        max_subagent_depth: How deep sub-agents may nest (1; 0 = never offered).
+        store: Where sessions are kept; see `memory_store()` and `SqliteStore`.
+        approve: `fn(call) -> bool | str`: decides calls of tools with `needs_approval`.
+        retry: `max_retries` (2), `backoff`, `timeout_ms`, `idle_timeout_ms`, ...; `False` sends each call once.
+        fallback_models: `provider/model` strings (or providers) tried in order when the model still fails.
+        rate_limit: `requests_per_minute`, `tokens_per_minute`, `max_concurrent`, or a `create_rate_limiter()`.
+        reasoning: `"none"`, `"minimal"`, `"low"`, `"medium"`, `"high"`, or a dict with `effort`, `budget_tokens`, ...
+        prompt_caching: `"auto"` (default) or `False`.
+        hooks: Objects with `pre_tool_call`, `post_tool_call`, `pre_generate`, `post_generate`.
+        max_tool_result_chars: The most characters of one tool result the model gets (50,000; `math.inf` = no cap).
+        on_event: Called with every event of the agent's runs.
+        runtime: `"ray"` (default) or `"local"`, else `LOUSHO_RUNTIME`. Ray is only started by the first actor.
+
+    Raises:
+        ConfigurationError: The first option that cannot be used, with `field` naming it.
+    """
+    for name in options:
+        if name not in OPTIONS:
+            raise unknown_keyword(name, OPTIONS, "create_agent()")
+    given = {name: value for name, value in options.items() if value is not None}
+    tools = _tools(given.get("tools", ()), has_approver="approve" in given)
+    concurrency = given.get("tool_concurrency", "unbounded")
+    definition = AgentDefinition(
+        name=check_text(given.get("name", "agent"), "name"),
+        description=check_text(given["description"], "description") if "description" in given else None,
+        instructions=_instructions(given),
+        model=_bare_model(given),
+        tools=tools,
+        settings=parse_options(ModelSettings, given.get("model_settings")),
+        limits=parse_options(Limits, given.get("limits")),
+        max_steps=check_positive_int(given["max_steps"], "max_steps") if "max_steps" in given else None,
+        tool_concurrency=None if concurrency == "unbounded" else check_positive_int(concurrency, "tool_concurrency"),
+        tool_concurrency_set="tool_concurrency" in given,
+        max_tool_result_chars=_result_chars(given.get("max_tool_result_chars", 50_000)),
+        reasoning=parse_reasoning(given.get("reasoning")),
+        prompt_caching=_prompt_caching(given.get("prompt_caching", "auto")),
+        rate_limit=_rate_limit(given.get("rate_limit")),
+        subagents=_subagents(given.get("subagents", {})),
+        max_subagent_depth=check_positive_int(given.get("max_subagent_depth", 1), "max_subagent_depth", minimum=0),
+        hooks=check_hooks(given.get("hooks", ())),
+        approve=check_callable(given["approve"], "approve") if "approve" in given else None,
+        store=_store(given.get("store")),
+        on_event=_listener(given.get("on_event")),
+        **_providers(given),
+    )
+    return Agent(definition, _runtime_name(given.get("runtime")))
+
+
+def _providers(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The provider with its retries and fallbacks, and how to make one for a model string that a function returns."""
+    from lousho_ray.providers.resolve import resolve_from_environment, resolve_provider
+    from lousho_ray.providers.wrapper import check_provider
+
+    retry = given.get("retry")
+    if retry is not None and retry is not False:
+        retry = parse_options(Retry, retry, field="retry")
+    fallbacks = _fallbacks(given.get("fallback_models", ()), retry)
+    if "provider" in given:
+        return {"provider": _with_fallbacks(_retried(check_provider(given["provider"]), retry), fallbacks)}
+    model = given.get("model")
+    if callable(model):
+        return {"provider": None, "provider_for": functools.partial(_provider_for, retry=retry, fallbacks=fallbacks)}
+    if model is None:
+        provider = resolve_from_environment(caller="create_agent")
+    else:
+        provider = resolve_provider(model, caller="create_agent")
+    return {"provider": _with_fallbacks(_retried(provider, retry), fallbacks)}
+
+
+def _provider_for(spec: str, *, retry: Any, fallbacks: Sequence[LLMProvider]) -> LLMProvider:
+    from lousho_ray.providers.resolve import resolve_provider
+
+    return _with_fallbacks(_retried(resolve_provider(spec, caller="create_agent"), retry), fallbacks)
+
+
+def _retried(provider: LLMProvider, retry: Any) -> LLMProvider:
+    """Puts the one retry layer around a provider: asked for, or by default around the built-in ones."""
+    from lousho_ray.providers.retry import RetryProvider, with_retry
+
+    if retry is False:
+        return provider
+    if retry is not None:
+        return with_retry(provider, retry)
+    own = getattr(provider, "max_retries", None)
+    if isinstance(provider, RetryProvider) or not isinstance(own, int):
+        return provider
+    return with_retry(provider, max_retries=own)
+
+
+def _fallbacks(models: Any, retry: Any) -> tuple[LLMProvider, ...]:
+    from lousho_ray.providers.resolve import resolve_provider
+    from lousho_ray.providers.wrapper import check_provider
+
+    if isinstance(models, str) or not isinstance(models, Sequence):
+        raise ConfigurationError(
+            "fallback_models must be a list of 'provider/model' strings, for example ['anthropic/claude-haiku-4-5'].",
+            field="fallback_models",
+        )
+    found = []
+    for model in models:
+        if isinstance(model, str):
+            found.append(_retried(resolve_provider(model, caller="create_agent"), retry))
+        else:
+            found.append(_retried(check_provider(model, "fallback_models"), retry))
+    return tuple(found)
+
+
+def _with_fallbacks(provider: LLMProvider, fallbacks: Sequence[LLMProvider]) -> LLMProvider:
+    from lousho_ray.providers.fallback import with_fallback
+
+    return with_fallback([provider, *fallbacks]) if fallbacks else provider
+
+
+def _instructions(given: Mapping[str, Any]) -> Any:
+    if "prompt" in given:
+        if "instructions" in given:
+            raise ConfigurationError(
+                "create_agent() got both instructions and prompt; keep instructions.",
+                code="LOUSHO_CONFIG_CONFLICTING_OPTIONS",
+                field="prompt",
+            )
+        warnings.warn("create_agent(prompt=) is deprecated; use instructions=.", DeprecationWarning, stacklevel=3)
+    instructions = given.get("instructions", given.get("prompt", DEFAULT_INSTRUCTIONS))
+    if not isinstance(instructions, str) and not callable(instructions):
+        raise ConfigurationError(
+            f"instructions must be a str or a function of the run, not {type(instructions).__name__}.", field="instructions"
+        )
+    return instructions
+
+
+def _bare_model(given: Mapping[str, Any]) -> Any:
+    """`model` next to `provider` is a bare id (or a function that returns one); alone it chooses the provider."""
+    model = given.get("model")
+    if model is not None and not isinstance(model, str) and not callable(model):
+        raise ConfigurationError(
+            f"model must be a 'provider/model' str or a function of the run, not {type(model).__name__}.", field="model"
+        )
+    return model if "provider" in given or callable(model) else None
+
+
+def _tools(tools: Any, *, has_approver: bool) -> Mapping[str, AnyTool] | Callable[[Any], Any]:
+    if (
+        callable(tools)
+        and not isinstance(tools, Sequence | Mapping)
+        and not hasattr(tools, "list")
+        and not hasattr(tools, "definition")
+    ):
+        resolver: Callable[[Any], Any] = tools
+        return resolver
+    collected = collect_tools(tools)
+    for name, tool in collected.items():
+        if name in RESERVED_TOOL_NAMES:
+            raise ConfigurationError(f"The tool name '{name}' is reserved for sub-agents; rename your tool.", field="tools")
+        if tool.needs_approval is not False and not has_approver:
+            raise ConfigurationError(
+                f"Tool '{name}' needs approval, and nobody can give it: pass approve=fn, which decides each such call.",
+                field="approve",
+            )
+    return collected
+
+
+def _subagents(subagents: Any) -> dict[str, AgentDefinition]:
+    import re
+
+    if not isinstance(subagents, Mapping):
+        raise ConfigurationError(f"subagents must be a mapping name -> agent, not {type(subagents).__name__}.", field="subagents")
+    found: dict[str, AgentDefinition] = {}
+    for name, agent in subagents.items():
+        if not isinstance(name, str) or not re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", name):
+            raise ConfigurationError(f"Sub-agent name {name!r} must be 1 to 64 of A-Z a-z 0-9 _ -.", field="subagents")
+        if not isinstance(agent, Agent):
+            raise ConfigurationError(
+                f"subagents[{name!r}] must be an agent made by create_agent(), not {type(agent).__name__}.", field="subagents"
+            )
+        if not agent.description:
+            raise ConfigurationError(
+                f"Sub-agent '{name}' has no description, by which the lead chooses it: "
+                "create_agent(description='Finds sources', ...).",
+                field="subagents",
+            )
+        found[name] = agent.definition
+    return found
+
+
+def _rate_limit(rate_limit: Any) -> RateLimiter | None:
+    if rate_limit is None or isinstance(rate_limit, RateLimiter):
+        return rate_limit
+    if not isinstance(rate_limit, Mapping) and hasattr(rate_limit, "acquire"):
+        limiter: RateLimiter = rate_limit
+        return limiter
+    return create_rate_limiter(rate_limit)
+
+
+def _store(store: Any) -> Any:
+    """Any object with at least one of the three parts, each part with its methods."""
+    if store is None:
+        return None
+    needed = {
+        "sessions": ("load", "save", "delete"),
+        "checkpoints": ("save", "load", "delete"),
+        "approvals": ("save", "load", "resolve"),
+    }
+    parts = {name: getattr(store, name, None) for name in needed}
+    if all(part is None for part in parts.values()):
+        raise ConfigurationError(
+            f"store ({type(store).__name__}) has none of the parts sessions, checkpoints, approvals; "
+            "pass memory_store(), SqliteStore(path) or an object with one of them.",
+            field="store",
+        )
+    for name, part in parts.items():
+        for method in needed[name] if part is not None else ():
+            if not callable(getattr(part, method, None)):
+                raise ConfigurationError(f"store.{name} ({type(part).__name__}) has no method {method}().", field="store")
+    return store
+
+
+def _listener(listener: Any) -> Any:
+    if listener is None:
+        return None
+    if inspect.iscoroutinefunction(listener):
+        raise ConfigurationError("on_event must be a plain function: events are delivered synchronously.", field="on_event")
+    return check_callable(listener, "on_event")
+
+
+def _result_chars(value: Any) -> float:
+    return math.inf if value == math.inf else check_positive_int(value, "max_tool_result_chars")
+
+
+def _prompt_caching(value: Any) -> Any:
+    if value not in ("auto", False):
+        raise ConfigurationError(f'prompt_caching must be "auto" or False; got {value!r}.', field="prompt_caching")
+    return value
+
+
+def _runtime_name(value: Any) -> RuntimeName:
+    name = value or os.environ.get("LOUSHO_RUNTIME", "").strip() or "ray"
+    field = "runtime" if value else "LOUSHO_RUNTIME"
+    return cast("RuntimeName", check_choice(name, field, ("local", "ray")))

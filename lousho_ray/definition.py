@@ -1,0 +1,59 @@
+"""`AgentDefinition`: an agent as checked, immutable data. It is what `create_agent()` makes, what a run is opened from, and what
+travels to other processes (cloudpickle): providers as configuration, limiters as references, tools and hooks by value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from lousho_ray.options import Limits, ModelSettings, SubagentOptions
+from lousho_ray.ports import LLMProvider, Reasoning
+from lousho_ray.tools.registry import AnyTool
+
+DEFAULT_INSTRUCTIONS = "You are a helpful assistant."
+
+
+@dataclass(frozen=True)
+class AgentDefinition:
+    """Every option of an agent, checked. Function-valued options (`model`, `instructions`, `tools`) are resolved when a run opens.
+
+    `provider` already has its retries and fallbacks around it, but no limiter: which limiters apply depends on who runs the agent.
+    `provider_for` builds the provider of a model string that a function-valued `model` returned.
+    """
+
+    name: str
+    provider: LLMProvider | None
+    instructions: str | Callable[[Any], Any] = DEFAULT_INSTRUCTIONS
+    description: str | None = None
+    model: str | Callable[[Any], Any] | None = None
+    provider_for: Callable[[str], LLMProvider] | None = None
+    tools: Mapping[str, AnyTool] | Callable[[Any], Any] = field(default_factory=dict)
+    settings: ModelSettings = field(default_factory=ModelSettings)
+    limits: Limits = field(default_factory=Limits)
+    max_steps: int | None = None
+    tool_concurrency: int | None = None
+    tool_concurrency_set: bool = False
+    max_tool_result_chars: float = 50_000
+    reasoning: Reasoning | None = None
+    prompt_caching: Any = "auto"
+    rate_limit: Any = None
+    subagents: Mapping[str, AgentDefinition] = field(default_factory=dict)
+    max_subagent_depth: int = 1
+    subagent_options: SubagentOptions = field(default_factory=SubagentOptions)
+    hooks: tuple[Any, ...] = ()
+    approve: Callable[[Mapping[str, Any]], Any] | None = None
+    store: Any = None
+    on_event: Callable[[Any], None] | None = None
+
+    def find(self, path: str) -> AgentDefinition:
+        """The sub-agent at `path` (`"researcher"` or `"researcher/reader"`); the empty path is the agent itself."""
+        definition = self
+        for name in filter(None, path.split("/")):
+            definition = definition.subagents[name]
+        return definition
+
+    def portable(self) -> AgentDefinition:
+        """The part that runs elsewhere: observers stay with the caller, stores are reached by reference."""
+        return replace(self, on_event=None, store=None)

@@ -1,0 +1,239 @@
+"""The tool calls of one model turn: started in call order, run side by side, recorded in call order.
+
+A call's gate is passed before the next call's gate begins. Results join the transcript as the finished prefix grows, whatever order
+the calls finish in, so the transcript is valid at every moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from lousho_ray.cancellation import AbortReason
+from lousho_ray.errors import PropagatingToolError, ToolArgumentsValidationError
+from lousho_ray.events import ErrorInfo, ToolDone, ToolError, ToolPartial, ToolStart
+from lousho_ray.loop.gate import Answer, Refuse, Run, hook_context, parse_call, pass_gate
+from lousho_ray.loop.hooks import PostToolOutcome
+from lousho_ray.loop.result import ToolCallRecord
+from lousho_ray.loop.state import RunDeps, RunState
+from lousho_ray.messages import Message, ToolCall, tool_result
+from lousho_ray.ports import ToolContext
+from lousho_ray.tools.execute import call_tool
+from lousho_ray.tools.results import ErrorResult, cap_result, encode_result, error_result
+from lousho_ray.tools.schema import ParsedArguments
+
+
+class ToolBatch:
+    """Runs the calls of one assistant message and leaves exactly one result for each in `state.messages`."""
+
+    def __init__(self, calls: Sequence[ToolCall], state: RunState, deps: RunDeps) -> None:
+        self._calls = tuple(calls)
+        self._state = state
+        self._deps = deps
+        self._seen = tuple(message for message in state.messages[:-1] if message.role != "system")
+        self._results: list[Message | None] = [None] * len(self._calls)
+        self._recorded = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._slots = asyncio.Semaphore(deps.tool_concurrency) if deps.tool_concurrency is not None else None
+        self._fatal: dict[int, BaseException] = {}
+
+    async def run(self) -> None:
+        """Runs the batch.
+
+        Raises:
+            BaseException: What a `PropagatingToolError` or a raising hook brought, the first in call order, once every running
+                call has settled; the others are attached as notes.
+        """
+        loop = asyncio.get_running_loop()
+
+        def cancel_from_any_thread() -> None:
+            loop.call_soon_threadsafe(self._cancel_running)
+
+        forget = self._deps.abort.on_abort(lambda _: cancel_from_any_thread())
+        try:
+            for index, call in enumerate(self._calls):
+                if not await self._start(index, call):
+                    break
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+        finally:
+            forget()
+            await self._settle_rest()
+        if self._fatal:
+            first, *others = (self._fatal[index] for index in sorted(self._fatal))
+            for other in others:
+                first.add_note(f"Another call of the same turn failed too: {type(other).__name__}: {other}")
+            raise first
+
+    @property
+    def _stopped(self) -> bool:
+        return self._deps.abort.aborted or self._deps.inbox.steered or bool(self._fatal)
+
+    async def _start(self, index: int, call: ToolCall) -> bool:
+        """Takes one call through its gate and starts it. False when no further call may start."""
+        if self._slots is not None:
+            await self._wait_for_slot()
+        if self._stopped:
+            return False
+        started = self._deps.clock.now()
+        parsed = parse_call(call, self._deps.tools)
+        self._state.tool_calls.append(ToolCallRecord(call.id, call.name, _record_args(call, parsed)))
+        args = parsed.plain if isinstance(parsed, ParsedArguments) else _plain_args(call)
+        self._deps.emitter.emit(ToolStart, tool_call_id=call.id, tool_name=call.name, args=args)
+        ctx = self._context(call)
+        try:
+            verdict = await pass_gate(call, parsed, ctx, self._state, self._deps)
+        except Exception as error:
+            self._fatal[index] = error
+            self._refuse(index, call, error_result(call.name, error), started)
+            return False
+        match verdict:
+            case Run():
+                ctx.approval = verdict.approval
+                task = asyncio.create_task(self._execute(index, call, verdict, ctx, started), name=f"tool {call.name}")
+                self._tasks.add(task)
+                return True
+            case Refuse(error=refusal):
+                self._refuse(index, call, refusal, started)
+            case Answer(value=value, hook=hook):
+                self._finish(index, call, value, started, replaced_by=hook)
+        self._free_slot()
+        return True
+
+    async def _wait_for_slot(self) -> None:
+        """Waits for a free slot; an abort frees one, since it ends the running calls."""
+        assert self._slots is not None
+        await self._slots.acquire()
+
+    def _free_slot(self) -> None:
+        if self._slots is not None:
+            self._slots.release()
+
+    def _context(self, call: ToolCall) -> ToolContext:
+        deps = self._deps
+        return ToolContext(
+            tool_call_id=call.id,
+            messages=self._seen,
+            session_id=deps.session_id,
+            principal=deps.principal,
+            metadata=deps.metadata,
+            abort_signal=deps.abort,
+            run=deps.services,
+        )
+
+    async def _execute(self, index: int, call: ToolCall, run: Run, ctx: ToolContext, started: float) -> None:
+        """The task of one call. Nothing but a fatal error leaves it, and that through `self._fatal`."""
+
+        def partial(output: Any, number: int) -> None:
+            if not self._deps.abort.aborted:
+                self._deps.emitter.emit(ToolPartial, tool_call_id=call.id, tool_name=call.name, output=output, index=number)
+
+        try:
+            value = await call_tool(run.tool, run.arguments.value, ctx, partial if self._deps.emitter.on else None)
+        except asyncio.CancelledError:
+            reason = self._deps.abort.reason or AbortReason.of("The run was stopped.")
+            text = f"The call was stopped while it ran ({reason.message}) What it had done by then may have taken effect."
+            self._refuse(index, call, error_result(call.name, "not-run", text), started)
+        except PropagatingToolError as error:
+            self._fatal[index] = error
+            self._refuse(index, call, error_result(call.name, error), started)
+        except Exception as error:
+            await self._after(index, call, run, PostToolOutcome(error=error_result(run.tool, error).payload), started, error)
+        else:
+            await self._after(index, call, run, PostToolOutcome(result=value), started, None)
+        finally:
+            self._free_slot()
+
+    async def _after(
+        self, index: int, call: ToolCall, run: Run, outcome: PostToolOutcome, started: float, error: Exception | None
+    ) -> None:
+        """Post-hooks, then the result."""
+        replaced: str | None = None
+        if self._deps.hooks.around_tools:
+            ctx = hook_context(call, run.arguments.plain, self._state, self._deps)
+            try:
+                outcome, replaced = await self._deps.hooks.post_tool_call(ctx, outcome)
+            except Exception as raised:
+                self._fatal[index] = raised
+                self._refuse(index, call, error_result(call.name, raised), started)
+                return
+        if error is not None and replaced is None:
+            self._refuse(index, call, error_result(run.tool, error), started)
+        else:
+            self._finish(index, call, outcome.result, started, replaced_by=replaced)
+
+    def _finish(self, index: int, call: ToolCall, value: Any, started: float, *, replaced_by: str | None = None) -> None:
+        encoded = encode_result(value)
+        self._deps.emitter.emit(
+            ToolDone,
+            tool_call_id=call.id,
+            tool_name=call.name,
+            result=encoded.safe,
+            duration_ms=self._elapsed_ms(started),
+            replaced_by_hook=replaced_by,
+        )
+        text = cap_result(encoded.text, self._deps.max_tool_result_chars)
+        self._record(index, tool_result(call, text, metadata={"replacedByHook": replaced_by} if replaced_by else None))
+
+    def _refuse(self, index: int, call: ToolCall, error: ErrorResult, started: float) -> None:
+        payload = error.payload
+        if payload["kind"] != "not-run":
+            self._state.tool_errors += 1
+        self._deps.emitter.emit(
+            ToolError,
+            tool_call_id=call.id,
+            tool_name=call.name,
+            error=ErrorInfo(name=payload["error"], message=payload["message"]),
+            duration_ms=self._elapsed_ms(started),
+        )
+        self._record(index, tool_result(call, error.text, is_error=True))
+
+    def _record(self, index: int, message: Message) -> None:
+        self._results[index] = message
+        while self._recorded < len(self._results) and (ready := self._results[self._recorded]) is not None:
+            self._state.messages.append(ready)
+            self._recorded += 1
+
+    def _cancel_running(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    async def _settle_rest(self) -> None:
+        """Every call gets its one result, also when the batch itself is torn down."""
+        self._cancel_running()
+        running = {task for task in self._tasks if not task.done()}
+        if running:
+            await asyncio.wait(running)
+        for index, call in enumerate(self._calls):
+            if self._results[index] is None:
+                error = error_result(call.name, "not-run", "The call was cancelled before it ran.")
+                self._record(index, tool_result(call, error.text, is_error=True))
+
+    def _elapsed_ms(self, started: float) -> float:
+        return round((self._deps.clock.now() - started) * 1000, 3)
+
+
+def cancel_calls(calls: Sequence[ToolCall], state: RunState, why: str) -> None:
+    """Answers calls that will not run, so that the transcript stays valid."""
+    for call in calls:
+        state.messages.append(tool_result(call, error_result(call.name, "not-run", why).text, is_error=True))
+
+
+def _plain_args(call: ToolCall) -> dict[str, Any]:
+    """`tool.start.args`: the parsed object, `{}` when the text is not a JSON object."""
+    try:
+        args = json.loads(call.arguments) if call.arguments.strip() else {}
+    except ValueError:
+        return {}
+    return args if isinstance(args, dict) else {}
+
+
+def _record_args(call: ToolCall, parsed: ParsedArguments | ToolArgumentsValidationError | None) -> Any:
+    if isinstance(parsed, ParsedArguments):
+        return parsed.plain
+    try:
+        return json.loads(call.arguments) if call.arguments.strip() else {}
+    except ValueError:
+        return call.arguments

@@ -1,0 +1,278 @@
+"""One model call of a step: the request, the streamed or whole reply, and its usage.
+
+Streaming changes only how the reply is obtained. The call runs in a task of its own, which an abort of the run or a steer ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from typing import Any
+
+from lousho_ray.cancellation import Aborted, AbortSignal
+from lousho_ray.errors import ConfigurationError
+from lousho_ray.events import (
+    Failure,
+    ProviderFallback,
+    ProviderRetry,
+    ReasoningDelta,
+    ReasoningDone,
+    ReasoningStart,
+    TextDelta,
+)
+from lousho_ray.loop.state import RunDeps, RunState
+from lousho_ray.messages import Message, ReasoningBlock, ToolCall
+from lousho_ray.ports import (
+    MODEL_FINISH_REASONS,
+    Chunk,
+    FallbackNotice,
+    FinishChunk,
+    GenerateOptions,
+    GenerateResult,
+    HostedToolCall,
+    HostedToolResultChunk,
+    ProviderNotice,
+    ReasoningChunk,
+    ReasoningEndChunk,
+    RetryNotice,
+    ServedBy,
+    TextChunk,
+    ToolCallChunk,
+    ToolDefinition,
+)
+from lousho_ray.providers.failures import TruncatedStreamError
+from lousho_ray.providers.prices import estimate_cost
+from lousho_ray.providers.wrapper import close_stream, open_stream
+from lousho_ray.tokens import estimate_tokens
+from lousho_ray.usage import ProviderUsage, Spend, StepUsage
+
+
+class Steered(Exception):  # noqa: N818 - control flow: the call was cut short by `steer()`
+    """The model call was cut short so that new input can join first."""
+
+
+@dataclass(slots=True)
+class Reply:
+    """One model turn as the loop sees it."""
+
+    text: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    finish_reason: str = "stop"
+    usage: ProviderUsage | None = None
+    blocks: tuple[ReasoningBlock, ...] = ()
+    reasoning: str = ""
+    hosted: tuple[HostedToolCall, ...] = ()
+    served_by: ServedBy | None = None
+
+    def message(self) -> Message:
+        """The assistant message of the transcript: only signed or redacted reasoning, and only on a turn with calls, is kept."""
+        kept = tuple(block for block in self.blocks if block.replayable) if self.tool_calls else ()
+        return Message("assistant", self.text, tool_calls=self.tool_calls, reasoning=kept)
+
+
+def build_request(state: RunState, deps: RunDeps, *, with_tools: bool = True) -> GenerateOptions:
+    """The request of the next model call. A forced `tool_choice` holds until the run's first tool call, or it would never end."""
+    tools = deps.definitions if with_tools else ()
+    settings: Mapping[str, Any] = deps.settings
+    if "tool_choice" in settings and (not tools or (state.tool_calls and settings["tool_choice"] not in ("auto", "none"))):
+        settings = {key: value for key, value in settings.items() if key != "tool_choice"}
+    messages = state.messages
+    if deps.call_instructions is not None:
+        first = messages[0]
+        messages = [first.with_(content=f"{first.text}\n\n{deps.call_instructions}"), *messages[1:]]
+    return GenerateOptions(
+        messages=messages,
+        model=deps.model,
+        tools=tools,
+        response_format=deps.response_format,
+        reasoning=deps.reasoning,
+        prompt_caching=deps.prompt_caching,
+        settings=settings,
+        abort=deps.abort,
+    )
+
+
+async def call_model(request: GenerateOptions, deps: RunDeps) -> Reply:
+    """Makes one model call.
+
+    Raises:
+        Aborted: The run was stopped.
+        Steered: `steer()` cut the call short before it had put anything out.
+        Exception: Whatever the provider raised, raw; the loop turns it into a provider error.
+    """
+    call = _ModelCall(deps)
+    request = replace(request, notify=call.notice)
+    stop = AbortSignal()
+    unfollow = stop.follow(deps.abort)
+    deps.inbox.watch(stop)
+    try:
+        return await stop.guard(call.stream(request) if deps.stream else call.generate(request))
+    except Aborted:
+        if deps.abort.aborted:
+            raise
+        raise Steered from None
+    finally:
+        deps.inbox.unwatch()
+        unfollow()
+
+
+def book_usage(state: RunState, request: GenerateOptions, reply: Reply, deps: RunDeps) -> tuple[StepUsage, Spend]:
+    """Adds a finished call to the run's usage; a call without reported usage is estimated and marked so."""
+    used, estimated = reply.usage, reply.usage is None
+    if used is None:
+        used = ProviderUsage(estimate_tokens(request.messages) + _tool_tokens(request.tools), _reply_tokens(reply))
+    model = (reply.served_by.model if reply.served_by else None) or deps.model or deps.provider.default_model or "unknown"
+    cost = Decimal(str(used.cost_usd)) if used.cost_usd is not None else estimate_cost(used, model)
+    state.usage.add_call(model, used, cost, estimated=estimated)
+    entry = StepUsage(state.steps, model, used, estimated, None if cost is None else float(cost))
+    state.step_usage.append(entry)
+    return entry, Spend(used.prompt_tokens, used.completion_tokens, cost, 1)
+
+
+@dataclass(slots=True)
+class _ModelCall:
+    """Gathers one reply and reports it as it comes."""
+
+    deps: RunDeps
+    text: list[str] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+    thinking: list[str] | None = None
+    thoughts: list[str] = field(default_factory=list)
+    blocks: list[ReasoningBlock] = field(default_factory=list)
+    hosted: list[HostedToolCall] = field(default_factory=list)
+    finish: FinishChunk | None = None
+
+    async def generate(self, request: GenerateOptions) -> Reply:
+        result = await self.deps.provider.generate(request)
+        self.deps.inbox.unwatch()
+        if not isinstance(result, GenerateResult):
+            raise ConfigurationError(
+                f"Provider {self.deps.provider.name!r} returned {type(result).__name__} from generate(); "
+                "it must return a GenerateResult.",
+                field="provider",
+            )
+        for block in result.reasoning:
+            self._think(block.text)
+            self._stop_thinking(block)
+        if result.text:
+            self.deps.emitter.emit(TextDelta, text=result.text)
+        return Reply(
+            result.text,
+            result.tool_calls,
+            _reason(result.finish_reason, result.tool_calls),
+            result.usage,
+            result.reasoning,
+            "\n\n".join(block.text for block in result.reasoning if block.text),
+            result.hosted_tool_calls,
+            result.served_by,
+        )
+
+    async def stream(self, request: GenerateOptions) -> Reply:
+        emitter = self.deps.emitter
+        chunks = await open_stream(self.deps.provider, request)
+        try:
+            async for chunk in chunks:
+                self._take(chunk)
+                if emitter.on:
+                    await emitter.drain()
+        finally:
+            await close_stream(chunks)
+        if self.finish is None:
+            raise TruncatedStreamError(f"The stream of provider {self.deps.provider.name!r} ended without a finish.")
+        self._stop_thinking(None)
+        calls = tuple(self.calls)
+        return Reply(
+            "".join(self.text),
+            calls,
+            _reason(self.finish.finish_reason, calls),
+            self.finish.usage,
+            tuple(self.blocks),
+            "\n\n".join(thought for thought in self.thoughts if thought),
+            tuple(self.hosted),
+            self.finish.served_by,
+        )
+
+    def _take(self, chunk: Chunk) -> None:
+        match chunk:
+            case TextChunk(text=text):
+                if text:
+                    self._output()
+                    self.text.append(text)
+                    self.deps.emitter.emit(TextDelta, text=text)
+            case ReasoningChunk(text=text):
+                self._think(text)
+            case ReasoningEndChunk(block=block):
+                self._stop_thinking(block)
+            case ToolCallChunk(tool_call=call):
+                self._output()
+                self.calls.append(call)
+            case HostedToolResultChunk(call=hosted):
+                self._output()
+                self.hosted.append(hosted)
+            case FinishChunk():
+                self.finish = chunk
+            case _:
+                pass
+
+    def _output(self) -> None:
+        """Something of the reply is out: from now on a steer waits, and reasoning is over."""
+        self.deps.inbox.unwatch()
+        self._stop_thinking(None)
+
+    def _think(self, text: str) -> None:
+        if self.thinking is None:
+            self.thinking = []
+            self.deps.emitter.emit(ReasoningStart)
+        self.thinking.append(text)
+        if text:
+            self.deps.emitter.emit(ReasoningDelta, text=text)
+
+    def _stop_thinking(self, block: ReasoningBlock | None) -> None:
+        if block is not None:
+            self.blocks.append(block)
+        if self.thinking is None:
+            return
+        thought, self.thinking = "".join(self.thinking), None
+        self.thoughts.append(thought)
+        self.deps.emitter.emit(ReasoningDone, text=thought)
+
+    def notice(self, notice: ProviderNotice) -> None:
+        """A retry or fallback: what the failed attempt thought is closed and is no part of the reply."""
+        emitter = self.deps.emitter
+        if isinstance(notice, RetryNotice | FallbackNotice):
+            self._stop_thinking(None)
+            self.thoughts.clear()
+            self.blocks.clear()
+        if isinstance(notice, RetryNotice):
+            emitter.emit(
+                ProviderRetry,
+                attempt=notice.attempt,
+                max_retries=notice.max_retries,
+                delay_ms=notice.delay_ms,
+                error=Failure(message=notice.message, category=notice.category),
+                provider=notice.provider,
+            )
+        elif isinstance(notice, FallbackNotice):
+            emitter.emit(
+                ProviderFallback,
+                from_provider=notice.from_provider,
+                to_provider=notice.to_provider,
+                from_model=notice.from_model,
+                to_model=notice.to_model,
+                error=Failure(message=notice.message),
+            )
+
+
+def _reason(reason: str, calls: tuple[ToolCall, ...]) -> str:
+    if calls and reason not in ("content_filter", "length"):
+        return "tool_calls"
+    return reason if reason in MODEL_FINISH_REASONS else "other"
+
+
+def _tool_tokens(tools: tuple[ToolDefinition, ...]) -> int:
+    return sum(estimate_tokens(f"{tool.name} {tool.description} {tool.parameters}") for tool in tools)
+
+
+def _reply_tokens(reply: Reply) -> int:
+    return estimate_tokens([reply.message()])

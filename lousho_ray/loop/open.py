@@ -1,0 +1,206 @@
+"""Opening a run: from an agent's definition and what the run inherits, to the `RunState` and `RunDeps` that the loop drives."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lousho_ray.cancellation import AbortSignal
+from lousho_ray.clock import SYSTEM_CLOCK, Clock
+from lousho_ray.definition import AgentDefinition
+from lousho_ray.errors import ConfigurationError
+from lousho_ray.loop.budget import Budget, LeadBudget
+from lousho_ray.loop.emitter import Emitter
+from lousho_ray.loop.hooks import HookChain
+from lousho_ray.loop.inbox import Inbox
+from lousho_ray.loop.result import ExecutionResult
+from lousho_ray.loop.state import RunDeps, RunState
+from lousho_ray.messages import Message, system
+from lousho_ray.options import ModelSettings, merge_settings
+from lousho_ray.ports import Ledger, Limiter, LLMProvider, Reasoning
+from lousho_ray.providers.limited import with_rate_limit
+from lousho_ray.providers.wrapper import can_stream
+from lousho_ray.tools.registry import AnyTool, collect_tools
+
+
+@dataclass(frozen=True, slots=True)
+class CallOptions:
+    """The options of one `send()` / `stream()`; a value that was not given leaves the agent's."""
+
+    model_settings: ModelSettings | None = None
+    max_steps: int | None = None
+    instructions: str | None = None
+    reasoning: Reasoning | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    principal: Any = None
+
+
+@dataclass(slots=True)
+class RunContext:
+    """What a run gets from whoever opens it: the caller, a session, or the lead of a sub-agent."""
+
+    run_id: str
+    input: Sequence[Message]
+    emitter: Emitter
+    abort: AbortSignal
+    history: Sequence[Message] = ()
+    inbox: Inbox = field(default_factory=Inbox)
+    call: CallOptions = field(default_factory=CallOptions)
+    session_id: str | None = None
+    limiters: tuple[Limiter, ...] = ()
+    leads: tuple[LeadBudget, ...] = ()
+    ledger: Ledger | None = None
+    parent: str | None = None
+    hooks: tuple[Any, ...] = ()
+    approve: Callable[[Mapping[str, Any]], Any] | None = None
+    tool_concurrency: int | None = None
+    subagent: Mapping[str, Any] | None = None
+    commit: Callable[[ExecutionResult[Any]], Awaitable[None]] | None = None
+    clock: Clock = SYSTEM_CLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class ResolverContext:
+    """What a function-valued `model`, `instructions` or `tools` gets."""
+
+    input: Sequence[Message]
+    session_id: str | None
+    metadata: Mapping[str, Any]
+    principal: Any
+
+
+async def open_run(
+    definition: AgentDefinition,
+    context: RunContext,
+    *,
+    extra_tools: Mapping[str, AnyTool] | None = None,
+    system_blocks: Sequence[str] = (),
+    services: Any = None,
+) -> tuple[RunState, RunDeps]:
+    """Builds the state and the live side of a run.
+
+    `extra_tools` and `system_blocks` come from features (sub-agents); `services` is handed to tools as `ctx.run`.
+
+    Raises:
+        ConfigurationError: `LOUSHO_CONFIG_RESOLVER_FAILED` when a function-valued option raised, with `field` naming it.
+    """
+    who = ResolverContext(context.input, context.session_id, context.call.metadata, context.call.principal)
+    instructions = await _resolve("instructions", definition.instructions, who)
+    if not isinstance(instructions, str):
+        raise _wrong("instructions", instructions, "a str")
+    tools = await _tools(definition, who, extra_tools or {})
+    provider, model = await _provider(definition, who)
+    limiters = _limiters(definition, context)
+    if limiters:
+        provider = with_rate_limit(provider, limiters)
+    prompt = "\n\n".join(part for part in (instructions, *system_blocks) if part)
+    state = RunState(context.run_id, [system(prompt), *context.history, *context.input], opened_at=1 + len(context.history))
+    call = context.call
+    deps = RunDeps(
+        agent_name=definition.name,
+        provider=provider,
+        tools=tools,
+        budget=Budget(
+            context.run_id,
+            definition.limits,
+            ledger=context.ledger,
+            leads=context.leads,
+            parent=context.parent,
+            clock=context.clock,
+        ),
+        emitter=context.emitter,
+        abort=context.abort,
+        inbox=context.inbox,
+        model=model,
+        settings=_settings(definition.settings, call.model_settings).given(),
+        reasoning=call.reasoning if call.reasoning is not None else definition.reasoning,
+        prompt_caching=definition.prompt_caching,
+        max_steps=allowed_steps(definition, call.max_steps),
+        tool_concurrency=_concurrency(definition, context),
+        max_tool_result_chars=definition.max_tool_result_chars,
+        stream=context.emitter.on and can_stream(provider, model),
+        session_id=context.session_id,
+        principal=call.principal,
+        metadata=call.metadata,
+        subagent=context.subagent,
+        call_instructions=call.instructions,
+        hooks=HookChain((*context.hooks, *definition.hooks)),
+        approve=context.approve or definition.approve,
+        services=services,
+        commit=context.commit,
+        clock=context.clock,
+    )
+    return state, deps
+
+
+def allowed_steps(definition: AgentDefinition, per_call: int | None) -> int:
+    """`max_steps` of a run: the call's, else the agent's, else 10. `limits.max_steps` alone replaces that default (BUD-12)."""
+    option = per_call if per_call is not None else definition.max_steps
+    if option is not None:
+        return option
+    return 10 if definition.limits.max_steps is None else definition.limits.max_steps + 1
+
+
+async def _tools(definition: AgentDefinition, who: ResolverContext, extra: Mapping[str, AnyTool]) -> dict[str, AnyTool]:
+    if callable(definition.tools):
+        tools = collect_tools(await _resolve("tools", definition.tools, who))
+    else:
+        tools = dict(definition.tools)
+    for name, tool in extra.items():
+        if name in tools:
+            raise ConfigurationError(f"Tool name '{name}' belongs to a feature of the agent; rename your tool.", field="tools")
+        tools[name] = tool
+    return tools
+
+
+async def _provider(definition: AgentDefinition, who: ResolverContext) -> tuple[LLMProvider, str | None]:
+    model = await _resolve("model", definition.model, who)
+    if model is not None and not isinstance(model, str):
+        raise _wrong("model", model, "a str")
+    if definition.provider is not None:
+        return definition.provider, model
+    assert definition.provider_for is not None
+    if not model:
+        raise _wrong("model", model, "a 'provider/model' str")
+    return definition.provider_for(model), None
+
+
+async def _resolve(name: str, option: Any, who: ResolverContext) -> Any:
+    if not callable(option):
+        return option
+    try:
+        value = option(who)
+        return await value if inspect.isawaitable(value) else value
+    except Exception as error:
+        raise ConfigurationError(
+            f"The function given as {name}= raised {type(error).__name__}: {error}",
+            code="LOUSHO_CONFIG_RESOLVER_FAILED",
+            field=name,
+        ) from error
+
+
+def _wrong(name: str, value: Any, wanted: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"The function given as {name}= returned {type(value).__name__}; it must return {wanted}.",
+        code="LOUSHO_CONFIG_RESOLVER_FAILED",
+        field=name,
+    )
+
+
+def _settings(agent: ModelSettings, call: ModelSettings | None) -> ModelSettings:
+    return agent if call is None else merge_settings(agent, call)
+
+
+def _limiters(definition: AgentDefinition, context: RunContext) -> list[Limiter]:
+    """Innermost agent first, lead last; the same limiter reached twice is entered once."""
+    found: list[Limiter] = []
+    for limiter in (definition.rate_limit, *context.limiters):
+        if limiter is not None and all(limiter is not other for other in found):
+            found.append(limiter)
+    return found
+
+
+def _concurrency(definition: AgentDefinition, context: RunContext) -> int | None:
+    return definition.tool_concurrency if definition.tool_concurrency_set else context.tool_concurrency

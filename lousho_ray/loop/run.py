@@ -1,0 +1,250 @@
+"""The run loop. There is one: `send()`, `stream()`, sessions, sub-agents and resumes all go through `run()`.
+
+`run(state, deps)` drives `step()` until a step says how the run ends. A step is one model call plus the tool calls it asks for.
+Events go to `deps.emitter` as they happen, since parallel tools and sub-agents report concurrently.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from lousho_ray.cancellation import Aborted
+from lousho_ray.errors import BudgetExceededError, LoushoError
+from lousho_ray.events import BudgetExceeded, ErrorEvent, ErrorInfo, EventUsage, RunDone, RunStart, StepDone, StepStart, TextDone
+from lousho_ray.loop.batch import ToolBatch, cancel_calls
+from lousho_ray.loop.hooks import HookContext
+from lousho_ray.loop.model import Reply, Steered, book_usage, build_request, call_model
+from lousho_ray.loop.result import BudgetBreach, ExecutionResult
+from lousho_ray.loop.state import CONTINUE, Continue, Finish, Pause, RunDeps, RunState, StepOutcome
+from lousho_ray.messages import ToolCall, unanswered_calls
+from lousho_ray.ports import GenerateOptions
+from lousho_ray.providers.failures import to_provider_error
+from lousho_ray.usage import Spend, StepUsage
+
+
+async def run(state: RunState, deps: RunDeps) -> ExecutionResult[Any]:
+    """Runs to the end and returns how it ended.
+
+    Raises:
+        CompactedLLMProviderError: A model call failed for good.
+        BudgetExceededError: A limit tripped and `limits.on_exceeded` is `"throw"`.
+        Exception: What a hook, a store or a `PropagatingToolError` raised.
+    """
+    emitter = deps.emitter
+    disarm = deps.budget.arm(deps.abort)
+    try:
+        await deps.budget.open()
+        emitter.emit(RunStart, agent_name=deps.agent_name)
+        deps.inbox.open(emitter)
+        outcome: StepOutcome = await _finish_open_calls(state, deps)
+        while isinstance(outcome, Continue):
+            outcome = await step(state, deps)
+        deps.inbox.close()
+        result = _result(state, deps, outcome)
+        if deps.commit is not None:
+            await deps.commit(result)
+        _report_budget(result, deps)
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:
+        _attach_usage(error, state)
+        emitter.emit(ErrorEvent, error=ErrorInfo.of(error))
+        emitter.emit(RunDone, finish_reason="error", text="")
+        raise
+    finally:
+        disarm()
+        deps.inbox.close()
+        await deps.budget.close()
+    emitter.emit(RunDone, finish_reason=result.finish_reason, text=result.text, usage=EventUsage.of(result.usage))
+    return result
+
+
+async def step(state: RunState, deps: RunDeps) -> StepOutcome:
+    """One model call and the tool calls it asks for."""
+    stop = await _may_step(state, deps)
+    if stop is not None:
+        return stop
+    state.steps += 1
+    _apply_input(state, deps)
+    deps.emitter.emit(StepStart, step=state.steps)
+    request = await _prepare(state, deps)
+    try:
+        reply = await call_model(request, deps)
+    except Steered:
+        return _step_done(state, deps, "steered", CONTINUE)
+    except Aborted:
+        return _step_done(state, deps, "aborted", _aborted(deps))
+    except Exception as error:
+        _step_done(state, deps, "error", CONTINUE)
+        if isinstance(error, LoushoError):
+            raise
+        raise to_provider_error(error, deps.provider.name, deps.model or deps.provider.default_model) from error
+    return await _act(state, deps, request, reply)
+
+
+async def _act(state: RunState, deps: RunDeps, request: GenerateOptions, reply: Reply) -> StepOutcome:
+    """Books the reply and does what it asks for."""
+    if deps.hooks.around_generate:
+        await deps.hooks.post_generate(_hook_context(state, deps, request), reply)
+    entry, spend = book_usage(state, request, reply, deps)
+    if reply.reasoning:
+        state.reasoning.append(reply.reasoning)
+    reply.tool_calls = _unique(reply.tool_calls, state)
+    message = reply.message()
+    if message.text or message.tool_calls:
+        state.messages.append(message)
+    if reply.text:
+        deps.emitter.emit(TextDone, text=reply.text)
+    if not reply.tool_calls:
+        return await _final_reply(state, deps, reply, entry, spend)
+    return await _run_tools(state, deps, reply, entry, spend)
+
+
+async def _final_reply(state: RunState, deps: RunDeps, reply: Reply, entry: StepUsage, spend: Spend) -> StepOutcome:
+    """A reply without tool calls ends the run, unless input came while it was written and a step is left."""
+    await deps.budget.report(f"step-{state.steps}", spend, state.usage.spend)
+    more = deps.inbox.waiting and state.steps < deps.max_steps
+    outcome: StepOutcome = CONTINUE if more else Finish(_model_reason(reply), reply.text)
+    return _step_done(state, deps, reply.finish_reason, outcome, entry)
+
+
+async def _run_tools(state: RunState, deps: RunDeps, reply: Reply, entry: StepUsage, spend: Spend) -> StepOutcome:
+    breach = await deps.budget.after_tools_asked(f"step-{state.steps}", spend, state.usage.spend)
+    if breach is not None:
+        cancel_calls(reply.tool_calls, state, f"The call was cancelled before it ran: the {breach.limit} limit is reached.")
+        return _step_done(state, deps, reply.finish_reason, Finish("budget-exceeded", reply.text, budget=breach), entry)
+    if reply.finish_reason == "content_filter" or (reply.finish_reason == "length" and _cut_off(reply.tool_calls)):
+        cancel_calls(reply.tool_calls, state, f"The call was not run: the reply ended with {reply.finish_reason!r}.")
+        return _step_done(state, deps, reply.finish_reason, Finish(_model_reason(reply), reply.text), entry)
+    state.last_text = reply.text
+    try:
+        await ToolBatch(reply.tool_calls, state, deps).run()
+    except BaseException:
+        _step_done(state, deps, "error", CONTINUE, entry)
+        raise
+    if deps.abort.aborted:
+        return _step_done(state, deps, "aborted", _aborted(deps), entry)
+    return _step_done(state, deps, "tool_calls", CONTINUE, entry)
+
+
+async def _finish_open_calls(state: RunState, deps: RunDeps) -> StepOutcome:
+    """A transcript that ends in unanswered calls (a resumed turn) has those run first; the model is not asked again for them."""
+    calls = unanswered_calls(state.messages)
+    if calls:
+        await ToolBatch(calls, state, deps).run()
+    return CONTINUE
+
+
+async def _may_step(state: RunState, deps: RunDeps) -> Finish | None:
+    """How the run ends instead of taking another step, or `None`."""
+    if deps.abort.aborted:
+        return _aborted(deps)
+    if state.steps >= deps.max_steps:
+        return Finish("max-steps", state.last_text)
+    breach = await deps.budget.before_call(state.usage.spend, steps=state.steps, tool_errors=state.tool_errors)
+    return None if breach is None else Finish("budget-exceeded", state.last_text, budget=breach)
+
+
+def _apply_input(state: RunState, deps: RunDeps) -> None:
+    items = deps.inbox.take()
+    for item in items:
+        state.messages.extend(item.messages)
+    if items:
+        deps.inbox.applied(items, state.steps)
+
+
+async def _prepare(state: RunState, deps: RunDeps) -> GenerateOptions:
+    request = build_request(state, deps)
+    if not deps.hooks.around_generate:
+        return request
+    context = _hook_context(state, deps, request)
+    await deps.hooks.pre_generate(context)
+    return context.request or request
+
+
+def _hook_context(state: RunState, deps: RunDeps, request: GenerateOptions) -> HookContext:
+    return HookContext(deps.agent_name, state.messages, deps.session_id, deps.metadata, deps.principal, deps.subagent, request)
+
+
+def _step_done(state: RunState, deps: RunDeps, reason: str, outcome: StepOutcome, entry: StepUsage | None = None) -> StepOutcome:
+    """Reports the end of a step and passes its outcome on."""
+    usage = None if entry is None else EventUsage.of(entry)
+    deps.emitter.emit(StepDone, step=state.steps, finish_reason=reason, usage=usage)
+    return outcome
+
+
+def _aborted(deps: RunDeps) -> Finish:
+    reason = deps.abort.reason
+    assert reason is not None
+    if reason.deadline:
+        return Finish("budget-exceeded", budget=deps.budget.deadline_breach())
+    return Finish("aborted", abort_reason=reason.to_dict())
+
+
+def _model_reason(reply: Reply) -> Any:
+    return reply.finish_reason
+
+
+def _cut_off(calls: tuple[ToolCall, ...]) -> bool:
+    """Whether the last call's arguments stop in the middle: a reply that ran into its token limit."""
+    text = calls[-1].arguments.strip()
+    try:
+        json.loads(text or "{}")
+    except ValueError:
+        return True
+    return False
+
+
+def _unique(calls: tuple[ToolCall, ...], state: RunState) -> tuple[ToolCall, ...]:
+    """The calls under ids that no earlier call of the transcript has: results are paired by id."""
+    if not calls:
+        return calls
+    taken = {call.id for message in state.messages for call in message.tool_calls}
+    renamed: list[ToolCall] = []
+    for call in calls:
+        name, number = call.id or "call", 1
+        while not name or name in taken:
+            number += 1
+            name = f"{call.id or 'call'}_{number}"
+        taken.add(name)
+        renamed.append(call if name == call.id else ToolCall(name, call.name, call.arguments))
+    return tuple(renamed)
+
+
+def _result(state: RunState, deps: RunDeps, outcome: StepOutcome) -> ExecutionResult[Any]:
+    finish = outcome if isinstance(outcome, Finish) else Finish("awaiting-approval", state.last_text)
+    return ExecutionResult(
+        text=finish.text,
+        reasoning="\n\n".join(state.reasoning) or None,
+        messages=list(state.messages),
+        new_messages=state.messages[state.opened_at :],
+        tool_calls=list(state.tool_calls),
+        tool_errors=state.tool_errors,
+        usage=state.usage,
+        step_usage=state.step_usage,
+        finish_reason=finish.reason,
+        steps=state.steps,
+        run_id=state.run_id,
+        agent_name=deps.agent_name,
+        approval_id=outcome.approval_id if isinstance(outcome, Pause) else None,
+        budget=finish.budget,
+        abort_reason=finish.abort_reason,
+    )
+
+
+def _report_budget(result: ExecutionResult[Any], deps: RunDeps) -> None:
+    breach: BudgetBreach | None = result.budget
+    if breach is None:
+        return
+    deps.emitter.emit(BudgetExceeded, limit=breach.limit, value=breach.value, max=breach.max, scope=breach.scope)
+    if deps.budget.limits.on_exceeded == "throw" and not deps.budget.leads:
+        text = f"The run reached its {breach.limit} limit: {breach.value:g} of {breach.max:g}."
+        raise BudgetExceededError(text, budget=breach.to_dict())
+
+
+def _attach_usage(error: BaseException, state: RunState) -> None:
+    """An error raised out of a run tells what the run had spent by then."""
+    if isinstance(error, LoushoError):
+        error.usage = state.usage

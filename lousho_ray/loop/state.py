@@ -1,0 +1,105 @@
+"""What a run is made of: `RunState`, plain data that a checkpoint can hold, and `RunDeps`, the live things it works with."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from lousho_ray.cancellation import AbortSignal
+from lousho_ray.clock import SYSTEM_CLOCK, Clock
+from lousho_ray.loop.budget import Budget
+from lousho_ray.loop.emitter import Emitter
+from lousho_ray.loop.hooks import HookChain
+from lousho_ray.loop.inbox import Inbox
+from lousho_ray.loop.result import BudgetBreach, ExecutionResult, ToolCallRecord
+from lousho_ray.messages import Message
+from lousho_ray.ports import FinishReason, LLMProvider, Reasoning, ResponseFormat, ToolDefinition
+from lousho_ray.tools.registry import AnyTool
+from lousho_ray.usage import StepUsage, Usage
+
+
+@dataclass(slots=True)
+class RunState:
+    """The run as data. `messages` is the one list of the run: hooks and compaction change it in place.
+
+    `opened_at` is the index of the first message that this run added (its input).
+    """
+
+    run_id: str
+    messages: list[Message]
+    opened_at: int
+    steps: int = 0
+    usage: Usage = field(default_factory=Usage)
+    step_usage: list[StepUsage] = field(default_factory=list)
+    tool_calls: list[ToolCallRecord] = field(default_factory=list)
+    tool_errors: int = 0
+    reasoning: list[str] = field(default_factory=list)
+    last_text: str = ""
+
+
+@dataclass(slots=True)
+class RunDeps:
+    """The live side of a run.
+
+    `settings` are the model settings somebody set. `call_instructions` extend the system prompt of each request and are stored
+    nowhere. `services` is what delegating tools (`task`) need. `commit` saves the finished turn of a session: `run.done` is only
+    reported once it has returned.
+    """
+
+    agent_name: str
+    provider: LLMProvider
+    tools: Mapping[str, AnyTool]
+    budget: Budget
+    emitter: Emitter
+    abort: AbortSignal
+    inbox: Inbox = field(default_factory=Inbox)
+    model: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    reasoning: Reasoning | None = None
+    response_format: ResponseFormat | None = None
+    prompt_caching: Any = "auto"
+    max_steps: int = 10
+    tool_concurrency: int | None = None
+    max_tool_result_chars: float = 50_000
+    stream: bool = False
+    session_id: str | None = None
+    principal: Any = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    subagent: Mapping[str, Any] | None = None
+    call_instructions: str | None = None
+    hooks: HookChain = field(default_factory=HookChain)
+    approve: Callable[[Mapping[str, Any]], Any] | None = None
+    services: Any = None
+    commit: Callable[[ExecutionResult[Any]], Awaitable[None]] | None = None
+    clock: Clock = SYSTEM_CLOCK
+    definitions: tuple[ToolDefinition, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.definitions = tuple(tool.definition for tool in self.tools.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Continue:
+    """Take another step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The run is over."""
+
+    reason: FinishReason
+    text: str = ""
+    budget: BudgetBreach | None = None
+    abort_reason: dict[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """The run waits for a person; everything needed to go on is in a store."""
+
+    approval_id: str
+
+
+StepOutcome: TypeAlias = Continue | Finish | Pause
+CONTINUE = Continue()
