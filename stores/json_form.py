@@ -1,0 +1,145 @@
+"""The JSON that stores keep: strict, exact, and never anything but plain data.
+
+Numbers that JSON does not know (NaN, infinity) and objects that are not JSON are refused before the old record is touched, by key
+path. Reading never builds anything but dicts, lists, strings, numbers, booleans and None, so a record cannot run code.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lousho_ray.errors import ConfigurationError, StorageError
+from lousho_ray.messages import Message
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+_ASCII_ENCODER = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+
+SPLIT_CHARS = 1_000
+"""A list of a record is kept element by element once its JSON is longer than this."""
+
+
+def dumps(value: Any, what: str) -> str:
+    """The JSON text of `value`; `what` names it in errors, for example `checkpoint 'trip'`.
+
+    Raises:
+        StorageError: `LOUSHO_STORAGE_FAILED` naming the key path of what is not JSON.
+    """
+    try:
+        text = _ENCODER.encode(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise StorageError(f"{what} cannot be stored: {_fault(value) or error}") from error
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        # Half of a surrogate pair is no UTF-8, but JSON has an escape for it: what a tool returned must come back as it was.
+        return _ASCII_ENCODER.encode(value)
+    return text
+
+
+def loads(text: str, what: str, path: str | None = None) -> Any:
+    """Reads what `dumps` wrote.
+
+    Raises:
+        StorageError: `LOUSHO_STORAGE_FAILED`: the text is damaged.
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        where = f" in {path}" if path else ""
+        raise StorageError(f"{what}{where} is damaged: it is not JSON ({error}).", path=path) from error
+
+
+def _fault(value: Any, path: str = "", depth: int = 0) -> str | None:
+    """The first thing inside `value` that is not JSON, with the path of keys that leads to it."""
+    place = path or "the value"
+    if depth > 200:
+        return f"{place[:80]} is nested too deeply or contains itself."
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"{place} is {value}, which JSON has no number for; use None or a string."
+    if value is None or isinstance(value, str | int | float):
+        return None
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if not isinstance(key, str | int | float | None):
+                return f"{place} has a key of type {type(key).__name__}; keys are strings."
+            if fault := _fault(item, f"{path}.{key}" if path else str(key), depth + 1):
+                return fault
+        return None if isinstance(value, dict) else f"{place} is a {type(value).__name__}; use a dict."
+    if isinstance(value, list | tuple):
+        return next((fault for i, item in enumerate(value) if (fault := _fault(item, f"{path}[{i}]", depth + 1))), None)
+    hint = "write bytes as {'$bytes': base64}, as encode_bytes() does" if isinstance(value, bytes | bytearray) else "use plain data"
+    return f"{place} is a {type(value).__name__}, which is not JSON; {hint}."
+
+
+# ------------------------------------------------------------------------------------------------------------------ messages
+
+
+def own(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The messages with metadata of their own. A `Message` is frozen, so only its metadata has to be copied."""
+    for index, message in enumerate(messages):
+        if not isinstance(message, Message):
+            raise ConfigurationError(
+                f"messages[{index}] is a {type(message).__name__}; save Message objects (Message.from_dict() makes one of a dict).",
+                field="messages",
+            )
+    return tuple(m if m.metadata is None else m.with_(metadata=copy.deepcopy(dict(m.metadata))) for m in messages)
+
+
+def encode_message(message: Message, what: str) -> str:
+    return dumps(message.to_dict(), what)
+
+
+def decode_message(text: str, what: str, path: str | None = None) -> Message:
+    data = loads(text, what, path)
+    try:
+        return Message.from_dict(data)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise StorageError(f"{what} is damaged: a message has no valid form ({error!r}).", path=path) from error
+
+
+# ------------------------------------------------------------------------------------------------------------------- records
+
+
+@dataclass(frozen=True, slots=True)
+class SplitRecord:
+    """A JSON object with its long lists taken apart, so that a save which extends a list costs only what is new.
+
+    Attributes:
+        head: JSON of the object without the split lists.
+        lists: JSON of each element of the split lists.
+    """
+
+    head: str
+    lists: Mapping[str, tuple[str, ...]]
+
+    def join(self, what: str, path: str | None = None) -> dict[str, Any]:
+        """The object again. Every call builds a new one."""
+        record: dict[str, Any] = loads(self.head, what, path)
+        for name, elements in self.lists.items():
+            record[name] = loads(f"[{','.join(elements)}]", what, path)
+        return record
+
+
+def split(record: Mapping[str, Any], what: str) -> SplitRecord:
+    """Takes `record` apart. Which lists are split depends on their length alone, never on what they mean."""
+    head: dict[str, Any] = {}
+    lists: dict[str, tuple[str, ...]] = {}
+    for key, value in record.items():
+        if isinstance(value, list | tuple) and value:
+            elements = tuple(dumps(item, f"{what}: {key}[{index}]") for index, item in enumerate(value))
+            if sum(map(len, elements)) > SPLIT_CHARS:
+                lists[key] = elements
+                continue
+        head[key] = value
+    return SplitRecord(dumps(head, what), lists)
+
+
+def common_prefix(old: Sequence[str], new: Sequence[str]) -> int:
+    """How many elements at the start are the same."""
+    limit = min(len(old), len(new))
+    return next((i for i in range(limit) if old[i] != new[i]), limit)

@@ -1,0 +1,52 @@
+"""What the stores of this package share: closing them, and the rule that bytes and time come from the store."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import TypeVar
+
+from lousho_ray.stores.entries import PruneCounts
+
+S = TypeVar("S", bound="ClosingStore")
+
+
+class ClosingStore:
+    """A store with `prune` and `close`, their async twins, and both kinds of `with`."""
+
+    def prune(self, older_than_ms: float) -> PruneCounts:
+        """Deletes what is old: sessions and checkpoints not saved for `older_than_ms`, history entries older than that, and
+        approvals resolved that long ago.
+
+        Unresolved approvals stay whatever their age, and so do the checkpoints and transcripts they need to be decided; a
+        session whose turn is running stays too.
+
+        Raises:
+            ConfigurationError: `LOUSHO_CONFIG_INVALID`: not a number from 0 up.
+            StorageError: `LOUSHO_STORAGE_FAILED`.
+        """
+        raise NotImplementedError
+
+    async def aprune(self, older_than_ms: float) -> PruneCounts:
+        """`prune` without blocking the event loop."""
+        return await asyncio.to_thread(self.prune, older_than_ms)
+
+    def close(self) -> None:
+        """Finishes what was begun and closes the store. A second close does nothing; any later use raises `StorageError`."""
+        raise NotImplementedError
+
+    async def aclose(self) -> None:
+        """`close` without blocking the event loop. Cancelling the wait does not stop the closing."""
+        await asyncio.shield(asyncio.to_thread(self.close))
+
+    def __enter__(self: S) -> S:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    async def __aenter__(self: S) -> S:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.aclose()

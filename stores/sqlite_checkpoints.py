@@ -1,0 +1,204 @@
+"""The checkpoints part of a SQLite store.
+
+A checkpoint holds the whole transcript and is saved at every step, so its long lists are kept element by element: a *branch* is a
+row of elements that records share, each saying how many of them are its own. A save that extends a list adds rows to its branch;
+one that changes what was there starts a new branch, because the history still needs the old.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lousho_ray.clock import Clock
+from lousho_ray.ids import check_run_id
+from lousho_ray.stores.entries import CheckpointFacts, HistoryEntry, check_limit, check_prefix, iso, milliseconds
+from lousho_ray.stores.json_form import SplitRecord, common_prefix, split
+from lousho_ray.stores.remembered import Remembered
+
+if TYPE_CHECKING:
+    import sqlite3
+
+    from lousho_ray.stores.sqlite_writer import Database
+
+Refs = dict[str, tuple[int, int]]
+"""Where the lists of a record are: name -> (branch, number of elements)."""
+
+_HISTORY_COLUMNS = "id, body, lists, step, status, updated_at"
+
+LIVE_BRANCHES = """SELECT json_extract(value, '$[0]') FROM checkpoints, json_each(lists)
+    UNION SELECT json_extract(value, '$[0]') FROM checkpoint_history, json_each(lists)"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Lists:
+    """The lists of a stored checkpoint: where they are and what is in them."""
+
+    refs: Refs
+    elements: Mapping[str, tuple[str, ...]]
+
+
+class SqliteCheckpoints:
+    """Checkpoints by run id, with the newest `history_limit` saves of each."""
+
+    def __init__(self, database: Database, history_limit: int, clock: Clock) -> None:
+        self._database = database
+        self._limit = history_limit
+        self._now = milliseconds(clock)
+        self._known: Remembered[_Lists] = Remembered()
+
+    async def save(self, checkpoint: Mapping[str, Any], /) -> None:
+        """Replaces the checkpoint of its `sessionId` and adds it to the history; returns once it is on the disk.
+
+        Raises:
+            StorageError: `LOUSHO_STORAGE_FAILED`: not JSON, a lower `revision` than the stored one, or the database cannot be
+                written.
+        """
+        facts = CheckpointFacts.of(checkpoint)
+        record = split(checkpoint, f"checkpoint '{facts.id}'")
+        await self._database.run(lambda connection: self._save(connection, facts, record), write=True)
+
+    async def load(self, id: str, /) -> dict[str, Any] | None:
+        check_run_id(id, "id")
+
+        def unit(connection: sqlite3.Connection) -> SplitRecord | None:
+            row = connection.execute("SELECT body, lists FROM checkpoints WHERE id = ?", (id,)).fetchone()
+            return None if row is None else _read(connection, row[0], row[1])
+
+        record = await self._database.run(unit)
+        return None if record is None else record.join(f"checkpoint '{id}'", self._database.path)
+
+    async def delete(self, id: str, /, *, keep_history: bool = False) -> None:
+        check_run_id(id, "id")
+
+        def unit(connection: sqlite3.Connection) -> None:
+            before = _branches(connection, id)
+            connection.execute("DELETE FROM checkpoints WHERE id = ?", (id,))
+            if not keep_history:
+                connection.execute("DELETE FROM checkpoint_history WHERE id = ?", (id,))
+            _delete_branches(connection, before - _branches(connection, id))
+
+        await self._database.run(unit, write=True)
+
+    async def delete_prefix(self, prefix: str, /) -> int:
+        """Deletes all checkpoints, with their histories, whose id starts with `prefix`. Returns how many runs that were."""
+        check_prefix(prefix)
+        after = prefix[:-1] + chr(ord(prefix[-1]) + 1)
+
+        def unit(connection: sqlite3.Connection) -> int:
+            where = "WHERE id >= ? AND id < ?"
+            query = f"SELECT id FROM checkpoints {where} UNION SELECT id FROM checkpoint_history {where}"
+            found = connection.execute(query, (prefix, after) * 2).fetchall()
+            for (run_id,) in found:
+                _delete_branches(connection, _branches(connection, run_id))
+            connection.execute(f"DELETE FROM checkpoint_history {where}", (prefix, after))
+            connection.execute(f"DELETE FROM checkpoints {where}", (prefix, after))
+            return len(found)
+
+        return await self._database.run(unit, write=True)
+
+    async def history(self, id: str, /, *, limit: int | None = None) -> list[HistoryEntry]:
+        """The kept saves of a run, newest first."""
+        check_run_id(id, "id")
+        count = -1 if check_limit(limit) is None else limit
+
+        def unit(connection: sqlite3.Connection) -> list[tuple[SplitRecord, int, str, int]]:
+            query = "SELECT body, lists, step, status, updated_at FROM checkpoint_history WHERE id = ? ORDER BY entry DESC LIMIT ?"
+            rows = connection.execute(query, (id, count)).fetchall()
+            return [(_read(connection, body, lists), step, status, at) for body, lists, step, status, at in rows]
+
+        what, path = f"checkpoint '{id}'", self._database.path
+        return [
+            HistoryEntry(step=step, saved_at=iso(at), status=status, checkpoint=record.join(what, path))
+            for record, step, status, at in await self._database.run(unit)
+        ]
+
+    # ---------------------------------------------------------------------------------------------- in the owner thread
+
+    def _save(self, connection: sqlite3.Connection, facts: CheckpointFacts, record: SplitRecord) -> None:
+        row = connection.execute("SELECT version, revision, lists FROM checkpoints WHERE id = ?", (facts.id,)).fetchone()
+        is_new = facts.check_newer_than(row[1] if row else None, self._database.path)
+        old = _Lists({}, {}) if row is None else self._stored_lists(connection, facts.id, row[0], row[2])
+        refs = {name: self._put_list(connection, old, name, elements) for name, elements in record.lists.items()}
+        version, now, lists = secrets.randbits(62), self._now(), json.dumps(refs)
+        connection.execute(
+            "INSERT OR REPLACE INTO checkpoints (id, version, body, lists, step, status, revision, approval_id, updated_at) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (facts.id, version, record.head, lists, facts.step, facts.status, facts.revision, facts.approval_id, now),
+        )
+        dropped = {branch for branch, _ in old.refs.values()}
+        if self._limit:
+            dropped |= self._add_history(connection, (facts.id, record.head, lists, facts.step, facts.status, now), is_new)
+        dropped -= {branch for branch, _ in refs.values()}
+        if dropped:
+            _delete_branches(connection, dropped - _branches(connection, facts.id))
+        self._known.put(facts.id, version, _Lists(refs, record.lists), sum(map(_chars, record.lists.values())))
+
+    def _stored_lists(self, connection: sqlite3.Connection, id: str, version: int, lists: str) -> _Lists:
+        known = self._known.get(id)
+        if known is not None and known[0] == version:
+            return known[1]
+        refs = _refs(lists)
+        return _Lists(refs, {name: _elements(connection, *ref) for name, ref in refs.items()})
+
+    def _put_list(self, connection: sqlite3.Connection, old: _Lists, name: str, elements: tuple[str, ...]) -> tuple[int, int]:
+        stored = old.elements.get(name, ())
+        start = common_prefix(stored, elements)
+        if name in old.refs and start == len(stored):
+            branch = old.refs[name][0]
+        else:
+            branch, start = connection.execute("SELECT COALESCE(MAX(branch), 0) + 1 FROM checkpoint_lists").fetchone()[0], 0
+        rows = [(branch, position, body) for position, body in enumerate(elements[start:], start)]
+        connection.executemany("INSERT INTO checkpoint_lists (branch, position, body) VALUES (?, ?, ?)", rows)
+        return branch, len(elements)
+
+    def _add_history(self, connection: sqlite3.Connection, entry: tuple[object, ...], is_new: bool) -> set[int]:
+        """Appends a save and trims; returns the branches that entries which went may have left behind."""
+        run_id, gone = entry[0], list[str]()
+        if not is_new:
+            newest = connection.execute("SELECT MAX(entry) FROM checkpoint_history WHERE id = ?", (run_id,)).fetchone()[0]
+            gone += _take_history(connection, "entry = ?", newest)
+        connection.execute(f"INSERT INTO checkpoint_history ({_HISTORY_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)", entry)
+        oldest_kept = connection.execute(
+            "SELECT entry FROM checkpoint_history WHERE id = ? ORDER BY entry DESC LIMIT 1 OFFSET ?", (run_id, self._limit)
+        ).fetchone()
+        if oldest_kept is not None:
+            gone += _take_history(connection, "id = ? AND entry <= ?", run_id, oldest_kept[0])
+        return {branch for lists in gone for branch, _ in _refs(lists).values()}
+
+
+def _chars(elements: tuple[str, ...]) -> int:
+    return sum(map(len, elements))
+
+
+def _refs(lists: str) -> Refs:
+    return {name: (branch, count) for name, (branch, count) in json.loads(lists).items()}
+
+
+def _elements(connection: sqlite3.Connection, branch: int, count: int) -> tuple[str, ...]:
+    query = "SELECT body FROM checkpoint_lists WHERE branch = ? AND position < ? ORDER BY position"
+    return tuple(row[0] for row in connection.execute(query, (branch, count)))
+
+
+def _read(connection: sqlite3.Connection, body: str, lists: str) -> SplitRecord:
+    return SplitRecord(body, {name: _elements(connection, *ref) for name, ref in _refs(lists).items()})
+
+
+def _take_history(connection: sqlite3.Connection, where: str, *values: object) -> list[str]:
+    """Deletes history entries and returns their `lists`."""
+    gone = [row[0] for row in connection.execute(f"SELECT lists FROM checkpoint_history WHERE {where}", values)]
+    connection.execute(f"DELETE FROM checkpoint_history WHERE {where}", values)
+    return gone
+
+
+def _branches(connection: sqlite3.Connection, id: str) -> set[int]:
+    """The branches that the checkpoint of a run and its history use."""
+    query = "SELECT lists FROM checkpoints WHERE id = ? UNION ALL SELECT lists FROM checkpoint_history WHERE id = ?"
+    return {branch for row in connection.execute(query, (id, id)) for branch, _ in _refs(row[0]).values()}
+
+
+def _delete_branches(connection: sqlite3.Connection, branches: set[int]) -> None:
+    connection.executemany("DELETE FROM checkpoint_lists WHERE branch = ?", [(branch,) for branch in branches])
