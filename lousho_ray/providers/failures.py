@@ -112,7 +112,7 @@ _AUTH = {"authentication_error", "permission_error", "invalid_api_key", "invalid
 _OVERLOADED = {"overloaded_error", "api_error", "server_error", "internal_server_error", "internal_error", "service_unavailable"}
 _REFUSED_REQUEST = {"invalid_request_error", "not_found_error", "invalid_prompt", "model_not_found", "unsupported_parameter"}
 _TIMEOUT_CLASSES = {"APITimeoutError", "TimeoutException", "ServerTimeoutError"}
-_NETWORK_CLASSES = {"APIConnectionError", "TransportError", "ClientConnectionError", "ClientPayloadError", "IncompleteRead"}
+_NETWORK_CLASSES = {"APIConnectionError", "TransportError", "ClientError", "IncompleteRead"}
 _DISCONNECTED_CLASSES = {"ServerDisconnectedError", "ClientOSError", "ConnectionResetError", "BrokenPipeError"}
 
 
@@ -175,6 +175,8 @@ def _row(exc: BaseException, status: int | None, marks: set[str], text: str, has
 
 def _status(exc: BaseException, error: Mapping[str, Any]) -> int | None:
     """The HTTP status of the answer, or the one its body states; a status below 400 is none."""
+    if "ClientResponseError" in _class_names(exc):
+        return None  # aiohttp's word for an answer that is not HTTP
     response = getattr(exc, "response", None)
     stated = [getattr(exc, "status_code", None), getattr(exc, "status", None), getattr(response, "status_code", None)]
     stated += [error.get("code"), error.get("status"), error.get("status_code")]

@@ -24,6 +24,7 @@ encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 encode_json_sorted = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode
 
 _LEGAL_ID = re.compile(r"[A-Za-z0-9_-]+")
+_NAME_CHARS = 64
 _MAGIC = ((b"\xff\xd8\xff", "image/jpeg"), (b"\x89PNG\r\n\x1a\n", "image/png"), (b"GIF87a", "image/gif"), (b"GIF89a", "image/gif"))
 
 
@@ -93,7 +94,7 @@ def image_type(part: ImagePart, position: int | None = None) -> str:
         return "image/webp"
     where = "" if position is None else f" in messages[{position}]"
     raise ConfigurationError(
-        f"The bytes of an image{where} are none of JPEG, PNG, GIF and WebP; pass ImagePart(data, mime_type=...) to say what they are.",
+        f"The bytes of an image{where} are no JPEG, PNG, GIF or WebP; say what they are with ImagePart(data, mime_type=...).",
         code="LOUSHO_CONFIG_INVALID",
         field="messages" if position is None else f"messages[{position}]",
     )
@@ -158,27 +159,70 @@ def wire_id(call_id: str, max_chars: int = 64) -> str:
     return f"call_{digest[:24]}"
 
 
-def unique_calls(calls: Iterable[ToolCall], messages: Sequence[Message] = ()) -> tuple[ToolCall, ...]:
-    """The calls of one reply with ids that are unique in it and in the transcript.
+def wire_name(name: str) -> str:
+    """A tool name an API accepts (`[A-Za-z0-9_-]`, at most 64 long): models make up others, and they stay in the transcript."""
+    if 0 < len(name) <= _NAME_CHARS and _LEGAL_ID.fullmatch(name):
+        return name
+    return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:_NAME_CHARS] or "unknown"
+
+
+class CallNamer:
+    """Gives the calls of one reply ids that are unique in it and in the transcript.
 
     A missing or taken id becomes `call_<n>`; a call that was sent twice (same id, name and arguments) is one call.
     """
-    calls = list(calls)
-    if not calls:
-        return ()
-    taken = {call.id for message in messages for call in message.tool_calls}
-    seen: set[tuple[str, str, str]] = set()
-    unique: list[ToolCall] = []
-    for call in calls:
+
+    __slots__ = ("_count", "_messages", "_seen", "_taken")
+
+    def __init__(self, messages: Sequence[Message] = ()) -> None:
+        self._messages = messages
+        self._taken: set[str] | None = None  # a transcript is only walked when there are calls
+        self._seen: set[tuple[str, str, str]] = set()
+        self._count = 0
+
+    def name(self, call: ToolCall) -> ToolCall | None:
+        """The call under its own or a new id; `None` for one that was sent before."""
+        if self._taken is None:
+            self._taken = {known.id for message in self._messages for known in message.tool_calls}
         same = (call.id, call.name, call.arguments)
-        if call.id and same in seen:
-            continue
-        seen.add(same)
-        if not call.id or call.id in taken:
-            call = ToolCall(_free_id(taken, len(unique)), call.name, call.arguments)
-        taken.add(call.id)
-        unique.append(call)
-    return tuple(unique)
+        if call.id and same in self._seen:
+            return None
+        self._seen.add(same)
+        if not call.id or call.id in self._taken:
+            call = ToolCall(_free_id(self._taken, self._count), call.name, call.arguments)
+        self._count += 1
+        self._taken.add(call.id)
+        return call
+
+
+def unique_calls(calls: Iterable[ToolCall], messages: Sequence[Message] = ()) -> tuple[ToolCall, ...]:
+    """The calls of one whole reply, as `CallNamer` names them."""
+    namer = CallNamer(messages)
+    return tuple(named for call in calls if (named := namer.name(call)) is not None)
+
+
+def settled_calls(
+    reason: str, calls: tuple[ToolCall, ...], completion_tokens: int | None, max_tokens: int | None
+) -> tuple[str, tuple[ToolCall, ...]]:
+    """The finish reason of a reply and the calls of it that may run.
+
+    Calls decide (`stop` next to calls is common), with two exceptions: a filtered reply runs nothing, and a reply whose last
+    arguments were cut off by the token limit, whatever reason it gives, is `length`.
+    """
+    if not calls or reason == "content_filter":
+        return ("other" if reason == "tool_calls" and not calls else reason), ()
+    at_limit = reason == "length" or (max_tokens is not None and completion_tokens is not None and completion_tokens >= max_tokens)
+    if at_limit and not _is_json(calls[-1].arguments):
+        return "length", ()
+    return "tool_calls", calls
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _free_id(taken: set[str], start: int) -> str:

@@ -1,0 +1,207 @@
+"""Calls through the official OpenAI client: its credentials, URLs, headers and connection pool, but its raw `post`.
+
+The client's typed `create` walks the whole history of a request and builds models of every answer; a call through `post` costs the
+same however long the history is. We encode requests and read answers ourselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
+
+from lousho_ray.errors import ConfigurationError
+from lousho_ray.ports import (
+    Chunk,
+    FinishChunk,
+    GenerateOptions,
+    GenerateResult,
+    ReasoningChunk,
+    ReasoningEndChunk,
+    ServedBy,
+    TextChunk,
+    ToolCallChunk,
+)
+from lousho_ray.providers.base import EventReader, HTTPProvider, import_client
+from lousho_ray.providers.failures import MalformedReplyError
+from lousho_ray.providers.server_words import server_words
+from lousho_ray.providers.sse import ServerSentEvent, SSEDecoder
+
+
+class StreamReader(Protocol):
+    """What turns the events of one stream into chunks (see `ChatStream`)."""
+
+    @property
+    def complete(self) -> bool: ...
+
+    @property
+    def done(self) -> bool: ...
+
+    def feed(self, event: ServerSentEvent) -> list[Chunk]: ...
+
+    def finish(self) -> Iterator[Chunk]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One HTTP call: where it goes, what it sends, and who reads the answer."""
+
+    path: str
+    body: bytes
+    result: Callable[[Any, GenerateOptions, str | None], GenerateResult]
+    reader: Callable[[GenerateOptions, str | None], StreamReader]
+
+
+class OpenAIClientProvider(HTTPProvider):
+    """Base of the providers that speak an OpenAI API. A subclass says which call a model turn is (`call`)."""
+
+    is_vendor = False
+    """Whether the server is OpenAI's own: only there do its account headers go."""
+
+    def call(self, options: GenerateOptions, model: str, *, stream: bool) -> Call:
+        raise NotImplementedError
+
+    def new_client(self) -> Any:
+        openai = import_client("openai", "openai[aiohttp]")
+        httpx2 = import_client("httpx2", "httpx2")
+        connect_s = None if self.connect_timeout_ms is None else self.connect_timeout_ms / 1000
+        timeout = httpx2.Timeout(None, connect=connect_s)  # all other waits are limited here, with the times of this provider
+        headers: dict[str, Any] = {name: openai.Omit() for name in self._unwanted_headers()}
+        if not self.api_key:
+            headers["Authorization"] = openai.Omit()
+        return openai.AsyncOpenAI(
+            api_key=self.api_key or "none",
+            base_url=self.base_url,
+            max_retries=0,
+            timeout=timeout,
+            default_headers={**headers, **self.headers},
+            http_client=openai.DefaultAioHttpClient(timeout=timeout),
+        )
+
+    def _unwanted_headers(self) -> list[str]:
+        """Headers that the client would take from this process's environment. What a provider sends is decided where it was
+        made, and one vendor's account data never goes to another."""
+        ambient = [line.partition(":")[0].strip() for line in os.environ.get("OPENAI_CUSTOM_HEADERS", "").split("\n")]
+        return [name for name in (*ambient, "OpenAI-Organization", "OpenAI-Project") if name]
+
+    def model_for(self, options: GenerateOptions) -> str:
+        """The call's own model id, else the provider's default."""
+        model = options.model or self.default_model
+        if not model:
+            raise ConfigurationError(
+                f"{type(self).__name__} was called without a model and has no default_model.",
+                code="LOUSHO_CONFIG_INVALID",
+                field="default_model",
+            )
+        return model
+
+    async def generate(self, options: GenerateOptions, /) -> GenerateResult:
+        """One model turn. Raises the client's own errors, `ProviderReplyError`s and `OperationTimeoutError`; see `failures`."""
+        model = self.model_for(options)
+        call = self.call(options, model, stream=False)
+        client = await self.client()
+        self.log_body("request", call.body)
+        try:
+            response = await self.within(client.post(call.path, content=call.body, cast_to=_response_type()), "reply")
+            self.log_body("reply", response.content)
+            result = call.result(_json(response.content), options, self.name)
+        except Exception as error:
+            self.scrubbed(error)
+            raise
+        return replace(result, served_by=ServedBy(self.name, model))
+
+    async def stream(self, options: GenerateOptions, /) -> AsyncGenerator[Chunk, None]:
+        """One model turn, streamed. Closing the iterator early closes the connection."""
+        model = self.model_for(options)
+        call = self.call(options, model, stream=True)
+        client = await self.client()
+        self.log_body("request", call.body)
+        deadline = None if self.timeout_ms is None else asyncio.get_running_loop().time() + self.timeout_ms / 1000
+        served_by = ServedBy(self.name, model)
+        try:
+            response = await self.within(self._open(client, call), "first event", deadline=deadline)
+            async with EventReader(self, response, SSEDecoder(), deadline) as events:
+                if _is_event_stream(response.headers):
+                    reader = call.reader(options, self.name)
+                    while not reader.done and (arrived := await _arrived(events, reader)) is not None:
+                        for event in arrived:
+                            for chunk in reader.feed(event):
+                                yield chunk
+                    await events.finish()
+                    last = reader.finish()
+                else:
+                    body = await self.within(response.aread(), "reply", deadline=deadline)
+                    last = _chunks(call.result(_json(body), options, self.name))
+                for chunk in last:
+                    yield replace(chunk, served_by=served_by) if isinstance(chunk, FinishChunk) else chunk
+        except Exception as error:
+            self.scrubbed(error)
+            raise
+
+    async def _open(self, client: Any, call: Call) -> Any:
+        openai = import_client("openai", "openai[aiohttp]")
+        return await client.post(
+            call.path, content=call.body, cast_to=_response_type(), stream=True, stream_cls=openai.AsyncStream[Any]
+        )
+
+    async def get_models(self) -> list[str]:
+        """The ids of the models that the server lists."""
+        client = await self.client()
+        try:
+            response = await self.within(client.get("/models", cast_to=_response_type()), "reply")
+            body = _json(response.content)
+        except Exception as error:
+            self.scrubbed(error)
+            raise
+        entries = body.get("data") if isinstance(body, Mapping) else None
+        if not isinstance(entries, list):
+            raise MalformedReplyError("The server's list of models has no data.", provider=self.name, body=body)
+        return [str(entry["id"]) for entry in entries if isinstance(entry, Mapping) and entry.get("id")]
+
+    def files_rule(self) -> Literal["send", "note", "error"]:
+        """What becomes of file parts."""
+        return "send" if self.accepts_file_parts else self.unsupported_files
+
+
+async def _arrived(events: EventReader[ServerSentEvent], reader: StreamReader) -> list[ServerSentEvent] | None:
+    """The events that came together; `None` when there are no more."""
+    try:
+        return await events.read()
+    except Exception:
+        if reader.complete:  # the answer is whole; only its end mark or its usage is missing
+            return None
+        raise
+
+
+def _chunks(result: GenerateResult) -> Iterator[Chunk]:
+    """The chunks of a whole reply, for servers that answer a streaming request with one."""
+    for block in result.reasoning:
+        yield ReasoningChunk(block.text)
+        yield ReasoningEndChunk()
+    if result.text:
+        yield TextChunk(result.text)
+    for call in result.tool_calls:
+        yield ToolCallChunk(call)
+    yield FinishChunk(result.finish_reason, result.usage, response_model=result.response_model)
+
+
+def _response_type() -> Any:
+    """The raw response class: asked for it, the client hands the response over unread and unparsed."""
+    return import_client("httpx2", "httpx2").Response
+
+
+def _is_event_stream(headers: Mapping[str, str]) -> bool:
+    return not headers.get("content-type", "").lower().startswith(("application/json", "text/html"))
+
+
+def _json(content: bytes) -> Any:
+    if not content.strip():
+        raise MalformedReplyError("The server's reply is empty.")
+    try:
+        return json.loads(content)
+    except ValueError as error:
+        text = content.decode("utf-8", "replace")
+        raise MalformedReplyError(f"The server's reply is not JSON: {server_words(text)}", body=text) from error
