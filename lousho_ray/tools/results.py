@@ -166,7 +166,7 @@ def _parts(value: Any) -> Any:
     if isinstance(value, BaseModel):
         return value.model_dump(by_alias=True, warnings=False)
     if dataclasses.is_dataclass(value):
-        return {item.name: getattr(value, item.name) for item in dataclasses.fields(value) if item.repr}
+        return {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         return value._asdict()
     if isinstance(value, BaseException):
