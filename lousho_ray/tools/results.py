@@ -168,7 +168,7 @@ def _parts(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         return {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return value._asdict()
+        return cast("Any", value)._asdict()
     if isinstance(value, BaseException):
         return {"error": type(value).__name__, "message": message_of(value)}
     for method in ("to_dicts", "to_dict", "tolist", "item"):
