@@ -16,6 +16,7 @@ from lousho_ray.providers.anthropic_reply import ReplyReader, add_usage, fold_re
 from lousho_ray.providers.anthropic_wire import FilePolicy, MessagesRequest, WireOptions, build_request
 from lousho_ray.providers.base import EventReader, HTTPProvider, import_client
 from lousho_ray.providers.failures import MalformedReplyError, TruncatedStreamError, error_body
+from lousho_ray.providers.prices import get_model_info
 from lousho_ray.providers.sse import ServerSentEvent, SSEDecoder
 from lousho_ray.usage import ProviderUsage
 
@@ -115,7 +116,9 @@ class AnthropicProvider(HTTPProvider):
     def _request(self, options: GenerateOptions) -> tuple[str, MessagesRequest]:
         model = options.model or self.default_model or ""
         otherwise: FilePolicy = "note" if self.unsupported_files == "note" else "refuse"
-        wire = WireOptions("native" if self.accepts_file_parts else otherwise, self.structured_outputs)
+        info = get_model_info(f"anthropic/{model}")
+        limit = None if info is None else info.max_output_tokens
+        wire = WireOptions("native" if self.accepts_file_parts else otherwise, self.structured_outputs, limit)
         return model, build_request(options, model, self.warn, wire)
 
     async def _post(self, client: Any, request: MessagesRequest, *, stream: bool) -> Any:

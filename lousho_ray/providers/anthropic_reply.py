@@ -1,7 +1,8 @@
 """Anthropic's Messages API: from a reply, whole or streamed, to ours.
 
 A whole reply is read as the stream it would have been, so that there is one set of rules. Content blocks are gathered by their
-index, since blocks may interleave; the usage figures of a stream are cumulative, so the last one of each field counts.
+index, since blocks may interleave; the usage figures of a stream are cumulative, so the last one of each field counts. Calls are
+given out once the stop reason is known: those of a refused or cut reply must not run.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from lousho_ray.ports import (
     ToolCallChunk,
 )
 from lousho_ray.providers.anthropic_wire import PROVIDER
-from lousho_ray.providers.transcript import TextJoiner, call_arguments, clean_text, unique_calls
+from lousho_ray.providers.transcript import TextJoiner, call_arguments, clean_text, settled_calls, unique_calls
 from lousho_ray.usage import ProviderUsage
 
 _FINISH = {
@@ -114,6 +115,7 @@ class ReplyReader:
     Attributes:
         model: The model that was asked, for the tag of its reasoning.
         served: The model that answered, by its own account.
+        calls: The calls that may run; complete once `done`.
         done: Whether `message_stop` was seen; a stream that ends without it was cut off.
     """
 
@@ -122,7 +124,8 @@ class ReplyReader:
     served: str | None = None
     stop_reason: str | None = None
     done: bool = False
-    calls: list[ToolCall] = field(default_factory=list)
+    finish_reason: str = "other"
+    calls: tuple[ToolCall, ...] = ()
     _blocks: dict[int, _Block] = field(default_factory=dict)
     _open: set[int] = field(default_factory=set)
     _usage: dict[str, Any] = field(default_factory=dict)
@@ -158,8 +161,7 @@ class ReplyReader:
             case "message_delta":
                 self._note({**(event.get("delta") or {}), "usage": event.get("usage")})
             case "message_stop":
-                self.done = True
-                return [chunk for index in sorted(self._open) for chunk in self._stop(index)]
+                return self._end()
             case _:
                 pass
         return []
@@ -173,9 +175,13 @@ class ReplyReader:
                 chunks += self.feed({"type": "content_block_stop", "index": index})
         return chunks + self.feed({"type": "message_stop"})
 
-    @property
-    def finish_reason(self) -> str:
-        return "tool_calls" if self.calls else _FINISH.get(self.stop_reason or "", "other")
+    def _end(self) -> list[Chunk]:
+        self.done = True
+        chunks = [chunk for index in sorted(self._open) for chunk in self._stop(index)]
+        asked = [_tool_call(block) for _, block in sorted(self._blocks.items()) if block.kind == "tool_use"]
+        reason = _FINISH.get(self.stop_reason or "", "other")
+        self.finish_reason, self.calls = settled_calls(reason, unique_calls(asked, self.messages), None, None)
+        return chunks + [ToolCallChunk(call) for call in self.calls]
 
     def _note(self, fields: Mapping[str, Any]) -> None:
         self.stop_reason = fields.get("stop_reason") or self.stop_reason
@@ -230,8 +236,6 @@ class ReplyReader:
             case "redacted_thinking":
                 redacted = ReasoningBlock("", None, block.raw.get("data"), PROVIDER, self.model)
                 return [ReasoningEndChunk(redacted)]
-            case "tool_use":
-                return self._tool_use(block)
             case kind if kind in _HOSTED_CALLS:
                 return [HostedToolCallChunk(_hosted_call(block.whole()))]
             case kind if kind.endswith("_tool_result"):
@@ -243,14 +247,11 @@ class ReplyReader:
         signature = "".join(block.signature)
         return ReasoningBlock("".join(block.text), signature, None, PROVIDER, self.model) if signature else None
 
-    def _tool_use(self, block: _Block) -> list[Chunk]:
-        # The input comes in fragments; a server that gives it at the start sends none.
-        arguments = call_arguments("".join(block.input_json) or block.raw.get("input"))
-        call = ToolCall(block.raw.get("id") or "", clean_text(block.raw.get("name") or ""), arguments)
-        calls = unique_calls([*self.calls, call], () if call.id else self.messages)
-        added = list(calls[len(self.calls) :])
-        self.calls += added
-        return [ToolCallChunk(call) for call in added]
+
+def _tool_call(block: _Block) -> ToolCall:
+    # The input comes in fragments; a server that gives it at the start sends none.
+    arguments = call_arguments("".join(block.input_json) or block.raw.get("input"))
+    return ToolCall(block.raw.get("id") or "", clean_text(block.raw.get("name") or ""), arguments)
 
 
 def _hosted_call(raw: Mapping[str, Any]) -> HostedToolCall:

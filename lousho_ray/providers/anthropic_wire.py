@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
@@ -29,6 +28,7 @@ from lousho_ray.providers.transcript import (
     split_system,
     unsupported_content,
     wire_id,
+    wire_name,
 )
 
 PROVIDER = "anthropic"
@@ -40,7 +40,6 @@ FilePolicy: TypeAlias = Literal["native", "note", "refuse"]
 """What happens to a part the API may not carry: files are sent natively, replaced by a note, or refused with an error."""
 
 _CACHE_MARK = ',"cache_control":{"type":"ephemeral"}}'
-_ILLEGAL_IN_NAME = re.compile(r"[^A-Za-z0-9_-]")
 
 
 @dataclass(slots=True)
@@ -321,8 +320,7 @@ def _assistant_blocks(message: Message, ids: Sequence[str]) -> list[str]:
     for call, wire in zip(message.tool_calls, ids, strict=True):
         # Encoded again: an escaped lone surrogate is legal in our argument text, and refused by the API inside an object.
         arguments = clean_text(encode_json(json.loads(arguments_object(call.arguments))))
-        name = _ILLEGAL_IN_NAME.sub("_", call.name)[:128] or "unknown"
-        blocks.append(f'{{"type":"tool_use","id":"{wire}","name":"{name}","input":{arguments}}}')
+        blocks.append(f'{{"type":"tool_use","id":"{wire}","name":"{wire_name(call.name)}","input":{arguments}}}')
     return blocks
 
 

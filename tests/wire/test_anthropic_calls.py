@@ -28,6 +28,7 @@ from lousho_ray.ports import (
     ToolCallChunk,
     ToolDefinition,
 )
+from lousho_ray.providers import prices
 from lousho_ray.providers.anthropic import AnthropicProvider
 from lousho_ray.providers.failures import Failure, TruncatedStreamError, classify
 from lousho_ray.testing.fake_server import (
@@ -177,7 +178,7 @@ async def test_interleaved_blocks_are_gathered_by_index(fake_server: FakeServer,
         message_stop(),
     )
     streamed = await chunks(make(), options(tools=(ADD,)))
-    assert streamed[:-1] == [ToolCallChunk(ToolCall("t2", "add", '{"a":2}')), ToolCallChunk(ToolCall("t1", "add", '{"a":1}'))]
+    assert streamed[:-1] == [ToolCallChunk(ToolCall("t1", "add", '{"a":1}')), ToolCallChunk(ToolCall("t2", "add", '{"a":2}'))]
 
 
 async def test_arguments_are_passed_on_as_the_model_wrote_them(fake_server: FakeServer, make: Make) -> None:
@@ -248,6 +249,36 @@ async def test_a_reply_with_calls_finishes_as_tool_calls_whatever_the_server_say
     fake_server.on("messages", status(200, body=anthropic_message([block], "pause_turn")))
     result = await make().generate(options(tools=(ADD,)))
     assert (result.finish_reason, len(fake_server.requests)) == ("tool_calls", 1)
+
+
+@pytest.mark.parametrize(("stop_reason", "finish"), [("max_tokens", "length"), ("refusal", "content_filter")])
+async def test_calls_of_a_cut_or_refused_reply_are_not_given_out(
+    stop_reason: str, finish: str, fake_server: FakeServer, make: Make
+) -> None:
+    # PRV-28, A07
+    fake_server.on(
+        "messages",
+        message_start(),
+        block_start(0, {"type": "tool_use", "id": "t1", "name": "add", "input": {}}),
+        input_json_delta(0, '{"a": "half'),
+        block_stop(0),
+        message_delta(stop_reason),
+        message_stop(),
+    )
+    (last,) = await chunks(make(), options(tools=(ADD,)))
+    assert isinstance(last, FinishChunk)
+    assert last.finish_reason == finish
+
+
+async def test_the_model_registry_says_how_long_a_reply_may_be(
+    fake_server: FakeServer, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # PRV-44
+    monkeypatch.setattr(prices, "_registered", {})
+    fake_server.respond(Reply(text="ok"))
+    prices.register_model(id="claude-own", provider="anthropic", max_output_tokens=12_345)
+    await make(default_model="claude-own").generate(options())
+    assert fake_server.bodies[0]["max_tokens"] == 12_345
 
 
 async def test_usage_counts_cache_traffic_and_takes_the_last_figure_of_a_stream(fake_server: FakeServer, make: Make) -> None:
