@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from lousho_ray.event_values import BaseEvent, ErrorInfo, EventUsage, Failure
-from lousho_ray.records import named
+from lousho_ray.records import named, record
 
 # ------------------------------------------------------------------------------------------------------------- run and steps
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RunStart(BaseEvent):
     """First event of a run. `continues` names what it goes on from: `{"approvalId": ...}` or `{"sessionId": ...}`."""
 
@@ -22,7 +21,7 @@ class RunStart(BaseEvent):
     continues: Mapping[str, str] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class StepStart(BaseEvent):
     """A step begins. Steps count from 1; a resumed run goes on counting."""
 
@@ -30,7 +29,7 @@ class StepStart(BaseEvent):
     step: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class StepDone(BaseEvent):
     """A step ended: the model's reason, or `awaiting-approval`, `aborted`, `steered`, `guardrail`, `error`."""
 
@@ -40,7 +39,7 @@ class StepDone(BaseEvent):
     usage: EventUsage | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RunDone(BaseEvent):
     """Last event of a run, exactly once. `object` is the JSON form of a valid `result.object`."""
 
@@ -52,7 +51,7 @@ class RunDone(BaseEvent):
     output_repaired: bool | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ErrorEvent(BaseEvent):
     """An error. The run ends, unless the error was shown to the model."""
 
@@ -63,7 +62,7 @@ class ErrorEvent(BaseEvent):
 # --------------------------------------------------------------------------------------------------------- text and reasoning
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class TextDelta(BaseEvent):
     """A chunk of model text."""
 
@@ -71,7 +70,7 @@ class TextDelta(BaseEvent):
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class TextDone(BaseEvent):
     """The step's whole text; only for steps with text."""
 
@@ -79,14 +78,14 @@ class TextDone(BaseEvent):
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ReasoningStart(BaseEvent):
     """The model starts to reason."""
 
     type: ClassVar[Literal["reasoning.start"]] = "reasoning.start"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ReasoningDelta(BaseEvent):
     """A chunk of reasoning; never part of the reply's text."""
 
@@ -94,7 +93,7 @@ class ReasoningDelta(BaseEvent):
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ReasoningDone(BaseEvent):
     """Reasoning ended. `tokens` is set when the provider told."""
 
@@ -106,7 +105,7 @@ class ReasoningDone(BaseEvent):
 # -------------------------------------------------------------------------------------------------------------------- tools
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ToolStart(BaseEvent):
     """A call starts. `args` is the parsed object, `{}` when it is not valid JSON.
 
@@ -122,7 +121,7 @@ class ToolStart(BaseEvent):
     parent_tool_call_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ToolResume(BaseEvent):
     """A call that was reported before a pause goes on; it has no second `tool.start`."""
 
@@ -132,7 +131,7 @@ class ToolResume(BaseEvent):
     args: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ToolPartial(BaseEvent):
     """A snapshot of a streaming tool. `index` counts from 0 per call."""
 
@@ -144,7 +143,7 @@ class ToolPartial(BaseEvent):
     parent_tool_call_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ToolDone(BaseEvent):
     """A call returned. `duration_ms` counts from its `tool.start`."""
 
@@ -158,7 +157,7 @@ class ToolDone(BaseEvent):
     parent_tool_call_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ToolError(BaseEvent):
     """A call failed, was refused, or has invalid arguments or an unknown name."""
 
@@ -171,7 +170,7 @@ class ToolError(BaseEvent):
     parent_tool_call_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class TodoUpdated(BaseEvent):
     """The to-do list after a `todo_write`. Items are `{"id", "content", "status"}`; `counts` has one figure per status."""
 
@@ -184,7 +183,7 @@ class TodoUpdated(BaseEvent):
 # -------------------------------------------------------------------------------------- approvals, permissions, guardrails
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ApprovalRequested(BaseEvent):
     """A call waits for a decision; the run then ends.
 
@@ -208,7 +207,7 @@ class ApprovalRequested(BaseEvent):
     subagent_path: Sequence[str] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ApprovalResolved(BaseEvent):
     """A person decided. Comes at the head of the continuation; `waited_ms` is the time since the request."""
 
@@ -221,7 +220,7 @@ class ApprovalResolved(BaseEvent):
     note: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PermissionDecision(BaseEvent):
     """How rules, hooks or the mode decided a call. `at` is ISO 8601; `rule` is `{"index", "reason"?}`."""
 
@@ -239,7 +238,7 @@ class PermissionDecision(BaseEvent):
     parent_tool_call_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class GuardrailTripped(BaseEvent):
     """A guardrail blocked. `info` has types, labels and offsets, never the matched text."""
 
@@ -251,7 +250,7 @@ class GuardrailTripped(BaseEvent):
     info: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class GuardrailRewrote(BaseEvent):
     """A guardrail rewrote text or arguments; the run goes on."""
 
@@ -266,7 +265,7 @@ class GuardrailRewrote(BaseEvent):
 # ----------------------------------------------------------------------------------------- providers, compaction and budget
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ProviderRetry(BaseEvent):
     """A model call failed and is tried again after `delay_ms`. `attempt` 1 = the first try failed."""
 
@@ -278,7 +277,7 @@ class ProviderRetry(BaseEvent):
     provider: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ProviderFallback(BaseEvent):
     """The next provider takes over."""
 
@@ -290,7 +289,7 @@ class ProviderFallback(BaseEvent):
     error: Failure
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class CompactionStart(BaseEvent):
     """A compaction begins. `trigger` is set when somebody asked for it."""
 
@@ -302,7 +301,7 @@ class CompactionStart(BaseEvent):
     trigger: Literal["manual"] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class CompactionDone(BaseEvent):
     """A compaction ended; exactly one per start.
 
@@ -324,7 +323,7 @@ class CompactionDone(BaseEvent):
     noop: bool | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ContextCleared(BaseEvent):
     """`session.clear()`; goes to the listeners of the session only."""
 
@@ -333,7 +332,7 @@ class ContextCleared(BaseEvent):
     messages_cleared: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class BudgetExceeded(BaseEvent):
     """A limit tripped. `limit` is its documented camelCase key, `value` the figure that reached `max`."""
 
@@ -347,7 +346,7 @@ class BudgetExceeded(BaseEvent):
 # ------------------------------------------------------------------------------------------------- queued input and handoffs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class InputQueued(BaseEvent):
     """`enqueue()` took an input."""
 
@@ -356,7 +355,7 @@ class InputQueued(BaseEvent):
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class InputSteered(BaseEvent):
     """`steer()` took an input."""
 
@@ -366,7 +365,7 @@ class InputSteered(BaseEvent):
     mode: Literal["immediate", "queued"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class InputApplied(BaseEvent):
     """The input joined the transcript just before the model call of `step`."""
 
@@ -375,7 +374,7 @@ class InputApplied(BaseEvent):
     step: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Handoff(BaseEvent):
     """The conversation moved to another agent."""
 
@@ -385,7 +384,7 @@ class Handoff(BaseEvent):
     tool_call_id: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class AgentDrift(BaseEvent):
     """A resume runs on an agent that changed. `model` is `{"from", "to"}`; `instructions` tells whether they changed."""
 

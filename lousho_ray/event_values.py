@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from lousho_ray.errors import LoushoError, error_name, message_of
-from lousho_ray.records import Record
+from lousho_ray.records import Record, record
 from lousho_ray.usage import ProviderUsage, StepUsage, Usage
 
 AGENT_EVENT_SCHEMA_VERSION = 1
@@ -16,7 +15,7 @@ AGENT_EVENT_SCHEMA_VERSION = 1
 # ------------------------------------------------------------------------------------------------------ values inside events
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class SubagentInfo(Record):
     """Which sub-agent sent an event. `depth` 1 is a sub-agent of the top run; `tool_call_id` the call that started it."""
 
@@ -27,7 +26,7 @@ class SubagentInfo(Record):
     parent: SubagentInfo | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ErrorInfo(Record):
     """An error as readers of events see it."""
 
@@ -41,7 +40,7 @@ class ErrorInfo(Record):
         return cls(name=error_name(error), message=message_of(error), code=error.code if isinstance(error, LoushoError) else None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Failure(Record):
     """A failure the run went on from: `category` is that of the provider failure, when there was one."""
 
@@ -49,7 +48,7 @@ class Failure(Record):
     category: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class EventUsage(Record):
     """The usage figures of `step.done` and `run.done`; the JSON form has them under both customary sets of names."""
 
@@ -94,7 +93,7 @@ class EventUsage(Record):
 # --------------------------------------------------------------------------------------------------------------- the envelope
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class BaseEvent(Record):
     """The envelope. `timestamp` is ISO 8601 in UTC with milliseconds and `Z`."""
 

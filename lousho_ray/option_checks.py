@@ -24,7 +24,9 @@ T = TypeVar("T")
 class Options(BaseModel):
     """Base of the option models. The `description` of a field says what is allowed, in error messages too."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, hide_input_in_errors=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, arbitrary_types_allowed=True, hide_input_in_errors=True, defer_build=True
+    )
     option: ClassVar[str]
 
     def __init__(self, **data: Any) -> None:

@@ -67,14 +67,14 @@ Flag: TypeAlias = Annotated[bool, Field(strict=True)]
 
 
 class NamedFunction(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
     name: Annotated[str, Field(strict=True, min_length=1)]
 
 
 class NamedToolChoice(BaseModel):
     """`{"type": "function", "function": {"name": ...}}`: the model must call this tool."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
     type: Literal["function"]
     function: NamedFunction
 
@@ -160,7 +160,7 @@ class Retry(Options):
     option = "retry"
 
     max_retries: Whole = Field(default=2, ge=0, description="a whole number of at least 0")
-    backoff: Backoff = Field(default=Backoff(), description='a dict with "initial_ms" and "max_ms"')
+    backoff: Backoff = Field(default_factory=lambda: Backoff(), description='a dict with "initial_ms" and "max_ms"')
     retry_on: Callable[..., Any] | None = Field(default=None, description="a function of (error, attempt)")
     on_retry: Callable[..., Any] | None = Field(default=None, description="a function of one argument")
     timeout_ms: Number | None = Field(default=None, gt=0, description="a finite number of milliseconds above 0")

@@ -9,12 +9,34 @@ from __future__ import annotations
 import dataclasses
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import UnionType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, dataclass_transform
 
 from lousho_ray.errors import ValidationError
 
 R = TypeVar("R", bound="Record")
+T = TypeVar("T")
+
+
+def camel_case(name: str) -> str:
+    """`tool_call_id` -> `toolCallId`."""
+    first, *rest = name.split("_")
+    return first + "".join(part.capitalize() for part in rest)
+
+
+def named(key: str) -> Any:
+    """A field whose JSON key is not the camelCase form of its name."""
+    return dataclasses.field(metadata={"key": key})
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(dataclasses.field, named))
+def record(cls: type[T]) -> type[T]:
+    """Makes a record class: a frozen, slotted, keyword-only dataclass.
+
+    Comparison, hash and repr come from `Record`: generating them for every class would be a third of the package's import time.
+    """
+    return dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)(cls)
 
 
 class FieldPlan(NamedTuple):
@@ -49,8 +71,21 @@ class Record:
             else:
                 data[key] = value if encode is None else encode(value)
 
+    def _values(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, plan.name) for plan in plan_of(type(self)))
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and isinstance(other, Record) and self._values() == other._values()
+
+    def __hash__(self) -> int:
+        return hash((type(self), self._values()))
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{plan.name}={value!r}" for plan, value in zip(plan_of(type(self)), self._values(), strict=True))
+        return f"{type(self).__name__}({shown})"
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (type(self), *[getattr(self, plan.name) for plan in plan_of(type(self))])
+        return _restore, (type(self), *self._values())
 
     @classmethod
     def from_dict(cls: type[R], data: Mapping[str, Any]) -> R:
@@ -115,14 +150,3 @@ def _to_dict(record: Record) -> dict[str, Any]:
 
 
 _CONTAINERS: dict[Any, Callable[[Any], Any]] = {Mapping: dict, Sequence: list}
-
-
-def camel_case(name: str) -> str:
-    """`tool_call_id` -> `toolCallId`."""
-    first, *rest = name.split("_")
-    return first + "".join(part.capitalize() for part in rest)
-
-
-def named(key: str) -> Any:
-    """A field whose JSON key is not the camelCase form of its name."""
-    return dataclasses.field(metadata={"key": key})

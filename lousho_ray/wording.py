@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable
 
@@ -21,6 +20,8 @@ def mask_secrets(text: str) -> str:
 
 def suggest(name: str, allowed: Iterable[str]) -> str:
     """` Did you mean 'x'?` for the allowed name closest to `name`, or an empty string when none is close."""
+    import difflib  # only on the way to an error
+
     known = {candidate.lower(): candidate for candidate in allowed}
     match = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
     return f" Did you mean '{known[match[0]]}'?" if match else ""

@@ -269,6 +269,8 @@ def test_a_wrong_value_is_shown_short_and_without_secrets() -> None:
     secret = "sk-abcdefghijklmnop123456"
     assert secret not in refused(lambda: parse_options(Limits, {"max_tokens": secret})).detail
     assert secret not in refused(lambda: parse_options(Limits, secret)).detail
+    cut = refused(lambda: parse_options(Limits, {"max_tokens": "x" * 45 + " " + secret})).detail
+    assert "sk-" not in cut
     assert len(refused(lambda: parse_options(Limits, {"max_tokens": "x" * 5000})).detail) < 200
 
 
