@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import pickle
-from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -26,10 +25,9 @@ from lousho_ray.usage import ProviderUsage, Usage
 
 
 @pytest.fixture(autouse=True)
-def _own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prices, "_registered", {})
     prices._warn_unknown_window.cache_clear()
-    yield
 
 
 @pytest.mark.parametrize(
@@ -199,7 +197,7 @@ def test_every_environment_default_has_a_price_or_runs_locally() -> None:
         assert spec.startswith("ollama/") or estimate_cost(ProviderUsage(1, 1), spec) is not None
 
 
-def test_a_model_with_charges_outside_the_formula_has_no_price(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_with_charges_outside_the_formula_has_no_price() -> None:
     # COST-11: no partial sums. Sonar charges a fee for each request.
     fee = [i for i in list_models() if i.provider == "perplexity" and i.id == "sonar"]
     assert fee

@@ -111,6 +111,12 @@ async def read(provider: Any, options: GenerateOptions = REQUEST) -> list[Chunk]
     return [chunk async for chunk in provider.stream(options)]
 
 
+async def collect(provider: Any, seen: list[Any], options: GenerateOptions = REQUEST) -> None:
+    """Adds each chunk as it comes, so that what came before an error is there too."""
+    async for chunk in provider.stream(options):
+        seen.append(chunk)  # noqa: PERF401
+
+
 # ----------------------------------------------------------------------------------------------------------- what is retried
 
 
@@ -461,8 +467,7 @@ async def test_a_stream_that_fails_before_output_is_retried(before: list[Chunk])
     order: list[Any] = []
     model = Scripted([*before, HTTPError(500)], [TextChunk("ok"), DONE])
     provider = quick(model, on_retry=order.append)
-    async for chunk in provider.stream(GenerateOptions(messages=[user("hi")], notify=told.append)):
-        order.append(chunk)
+    await collect(provider, order, GenerateOptions(messages=[user("hi")], notify=told.append))
     assert order == [*before, told[0], TextChunk("ok"), DONE]
     assert model.closed == model.calls == 2
 
@@ -482,8 +487,7 @@ async def test_a_stream_that_fails_after_output_is_not_retried(output: Chunk) ->
     model = Scripted([output, error], [TextChunk("again"), DONE])
     seen: list[Chunk] = []
     with pytest.raises(CompactedLLMProviderError) as caught:
-        async for chunk in quick(model).stream(REQUEST):
-            seen.append(chunk)  # noqa: PERF401 - what came before the error counts
+        await collect(quick(model), seen)
     assert seen == [output]
     assert caught.value.__cause__ is error
     assert model.calls == model.closed == 1
