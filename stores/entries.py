@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any, TypedDict
 
 from lousho_ray.clock import Clock, timestamp
@@ -154,7 +155,11 @@ def cutoff_ms(older_than_ms: float, now_ms: int) -> int:
 
 def milliseconds(clock: Clock) -> Callable[[], int]:
     """The clock's wall time in whole epoch milliseconds."""
-    return lambda: round(clock.wall() * 1000)
+    return partial(_wall_ms, clock)
+
+
+def _wall_ms(clock: Clock) -> int:
+    return round(clock.wall() * 1000)
 
 
 def iso(epoch_ms: int) -> str:

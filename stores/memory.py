@@ -6,7 +6,6 @@ import secrets
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from threading import RLock
 from typing import Any
 
 from lousho_ray.clock import SYSTEM_CLOCK, Clock
@@ -34,7 +33,7 @@ from lousho_ray.stores.entries import (
 )
 from lousho_ray.stores.json_form import SplitRecord, dumps, loads, own, split
 from lousho_ray.stores.lease import Lease
-from lousho_ray.stores.parts import ClosingStore
+from lousho_ray.stores.parts import ClosingStore, StoreLock
 
 
 class MemorySessionStore:
@@ -42,7 +41,7 @@ class MemorySessionStore:
 
     def __init__(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._now = milliseconds(clock)
-        self._lock = RLock()
+        self._lock = StoreLock()
         self._saved: dict[str, tuple[tuple[Message, ...], int]] = {}
         self._leases: dict[str, Lease] = {}
         self._fence = 0
@@ -138,7 +137,7 @@ class InMemoryCheckpointStore:
     def __init__(self, history_limit: int = DEFAULT_HISTORY_LIMIT, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._limit = check_history_limit(history_limit)
         self._now = milliseconds(clock)
-        self._lock = RLock()
+        self._lock = StoreLock()
         self._runs: dict[str, _Run] = {}
 
     async def save(self, checkpoint: Mapping[str, Any], /) -> None:
@@ -230,7 +229,7 @@ class InMemoryApprovalStore:
 
     def __init__(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._now = milliseconds(clock)
-        self._lock = RLock()
+        self._lock = StoreLock()
         self._open: dict[str, _Pause] = {}
         self._taken: dict[str, _Pause] = {}
 

@@ -1,14 +1,31 @@
-"""What the stores of this package share: closing them, and the rule that bytes and time come from the store."""
+"""What the stores of this package share: pruning, closing, and locks that can be sent along."""
 
 from __future__ import annotations
 
 import asyncio
+from threading import RLock
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from lousho_ray.stores.entries import PruneCounts
 
 S = TypeVar("S", bound="ClosingStore")
+
+
+class StoreLock:
+    """A re-entrant lock that a pickle leaves behind: the copy in another process gets one of its own."""
+
+    def __init__(self) -> None:
+        self._lock = RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StoreLock, ()
 
 
 class ClosingStore:
