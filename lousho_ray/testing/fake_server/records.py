@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from lousho_ray.testing.fake_server.routes import Dialect, dialect_of
@@ -111,38 +109,3 @@ def _settle(condition: Callable[[], bool], future: Future[None]) -> bool:
     if future.set_running_or_notify_cancel():
         future.set_result(None)
     return True
-
-
-@dataclass(slots=True)
-class RequestLog:
-    """All requests in order of arrival, with the number in flight and its peak, in all and by route."""
-
-    requests: list[RecordedRequest] = field(default_factory=list)
-    in_flight: Counter[str] = field(default_factory=Counter)
-    peaks: Counter[str] = field(default_factory=Counter)
-    peak: int = 0
-
-    def begin(self, request: RecordedRequest) -> None:
-        self.requests.append(request)
-        self.in_flight[request.route] += 1
-        self.peaks[request.route] = max(self.peaks[request.route], self.in_flight[request.route])
-        self.peak = max(self.peak, self.in_flight.total())
-
-    def end(self, request: RecordedRequest) -> None:
-        """Marks a request as over; a second call changes nothing."""
-        if request.ended is None:
-            request.ended = time.monotonic()
-            self.in_flight[request.route] -= 1
-
-    def of(self, route: str | None) -> list[RecordedRequest]:
-        return [request for request in list(self.requests) if route is None or request.route == route]
-
-    def max_in_window(self, seconds: float, route: str | None = None) -> int:
-        """The most arrivals within any window of that length."""
-        times = sorted(request.arrived for request in self.of(route))
-        most = first = 0
-        for last, arrived in enumerate(times):
-            while arrived - times[first] >= seconds:
-                first += 1
-            most = max(most, last - first + 1)
-        return most

@@ -18,6 +18,13 @@ STREAM_TYPES: dict[str, str] = {"ollama": "application/x-ndjson"}
 """Content types of streams; every other route streams `text/event-stream`."""
 
 
+def check_route(route: str) -> str:
+    """The route itself. Raises `ValueError` when it is no route and no path."""
+    if route not in ROUTES and not route.startswith("/"):
+        raise ValueError(f"unknown route {route!r}; a route is {', '.join(ROUTES)}, or a path beginning with '/'")
+    return route
+
+
 def route_of(path: str) -> str:
     """The route a path belongs to, whatever its prefix; the path itself (without the query) when it is none of them."""
     plain = path.split("?", 1)[0]

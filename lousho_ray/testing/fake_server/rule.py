@@ -12,7 +12,6 @@ from lousho_ray.testing.fake_server.records import RecordedRequest
 from lousho_ray.testing.fake_server.replies import Issued
 
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-MAX_SAFE_DEPTH = 200
 
 
 class BrokenRuleError(Exception):
@@ -37,6 +36,11 @@ class Checked:
     def body(self) -> dict[str, Any]:
         body: dict[str, Any] = self.request.body
         return body
+
+
+def words(text: str) -> frozenset[str]:
+    """The words of a text: a readable way to write a long list of names."""
+    return frozenset(text.split())
 
 
 def broken(rule: str, message: str) -> NoReturn:
@@ -114,13 +118,11 @@ def number(low: float, high: float) -> Check:
 
 
 def integer(low: int | None = None) -> Check:
+    least = "" if low is None else f" of at least {low}"
+
     def check(value: Any, where: str) -> None:
         ok = isinstance(value, int) and not isinstance(value, bool) and (low is None or value >= low)
-        need(
-            ok,
-            "setting-value",
-            f"Invalid '{where}': expected an integer{'' if low is None else f' of at least {low}'}, got {value!r}",
-        )
+        need(ok, "setting-value", f"Invalid '{where}': expected an integer{least}, got {value!r}")
 
     return check
 

@@ -6,17 +6,27 @@ import asyncio
 import inspect
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
-from lousho_ray.testing.fake_server import anthropic_wire, chat_wire, ollama_wire, responses_wire
+from lousho_ray.testing.fake_server import (
+    anthropic_rules,
+    anthropic_wire,
+    chat_rules,
+    chat_wire,
+    ollama_rules,
+    ollama_wire,
+    responses_rules,
+    responses_wire,
+)
 from lousho_ray.testing.fake_server.http import Connection, Exchange, HttpRequest, MalformedRequestError
-from lousho_ray.testing.fake_server.records import Board, RecordedRequest, RequestLog, Violation
+from lousho_ray.testing.fake_server.journal import Journal
+from lousho_ray.testing.fake_server.records import RecordedRequest, Violation
 from lousho_ray.testing.fake_server.replies import Issued, Reply
-from lousho_ray.testing.fake_server.routes import ROUTES, STREAM_TYPES, error_body, route_of
+from lousho_ray.testing.fake_server.routes import ROUTES, STREAM_TYPES, check_route, error_body, route_of
 from lousho_ray.testing.fake_server.rule import BrokenRuleError, Checked, parse_body
 from lousho_ray.testing.fake_server.scenarios import Player, Step, StepLike, as_steps, gate, status
 
@@ -29,10 +39,15 @@ _RENDERERS: dict[str, Callable[[Reply, RecordedRequest, Issued], list[Step]]] = 
     "messages": anthropic_wire.render,
     "ollama": ollama_wire.render,
 }
-_RULES: dict[str, Callable[[Checked], None]] = {}
+_CHECKS: dict[str, tuple[Callable[[Checked], None], ...]] = {
+    "chat": chat_rules.CHECKS,
+    "responses": responses_rules.CHECKS,
+    "messages": anthropic_rules.CHECKS,
+    "ollama": ollama_rules.CHECKS,
+}
 
 
-class FakeServer:
+class FakeServer(Journal):
     """A fake of the OpenAI, Anthropic and Ollama HTTP APIs on a free port of 127.0.0.1.
 
     `async with FakeServer() as server` serves on the running event loop, `with FakeServer.in_thread() as server` in a thread with a
@@ -53,20 +68,14 @@ class FakeServer:
         ignored_rules: Collection[str] = (),
         timeout_s: float = 10.0,
     ) -> None:
-        self.violations: list[Violation] = []
-        """Broken rules, in order; also `nothing-scripted` and `responder-failed`."""
+        super().__init__(timeout_s)
         self.port = 0
         self._strict = strict
-        self._extra_keys = {_known(route): frozenset(keys) for route, keys in (extra_keys or {}).items()}
+        self._extra_keys = {check_route(route): frozenset(keys) for route, keys in (extra_keys or {}).items()}
         self._ignored_rules = frozenset(ignored_rules)
-        self._timeout_s = timeout_s
-        self._log = RequestLog()
         self._issued = Issued()
-        self._board = Board()
         self._scenarios: dict[str, deque[tuple[Step, ...]]] = {}
         self._responders: dict[str | None, Responder | deque[Answer]] = {}
-        self._gates_passed: Counter[str] = Counter()
-        self._gates_open: set[str] = set()
         self._connections: set[Connection] = set()
         self._connection_count = 0
         self._listener: asyncio.Server | None = None
@@ -143,7 +152,7 @@ class FakeServer:
 
         `route` is `chat`, `responses`, `messages`, `ollama`, or any other path (`/v1/models`). A `Reply` is a step too.
         """
-        self._scenarios.setdefault(_known(route), deque()).append(as_steps(steps))
+        self._scenarios.setdefault(check_route(route), deque()).append(as_steps(steps))
 
     def respond(self, answers: Responder | Sequence[Answer] | Reply | str, *, route: str | None = None) -> None:
         """Answers every request that no scenario is queued for.
@@ -160,12 +169,12 @@ class FakeServer:
             responder = answers
         else:
             responder = deque(answers)
-        self._responders[None if route is None else _known(route)] = responder
+        self._responders[None if route is None else check_route(route)] = responder
 
-    def release(self, *gates: str) -> None:
-        """Opens gates for good, for those who wait there and those who will come."""
-        self._gates_open.update(gates)
-        self._board.changed()
+    @property
+    def unserved(self) -> dict[str, int]:
+        """How many queued scenarios of each route no request has taken."""
+        return {route: len(queue) for route, queue in self._scenarios.items() if queue}
 
     def know_signature(self, signature: str, thinking: str | None = None) -> None:
         """Makes a thinking signature known that the server did not issue; with `thinking`, only beside that text."""
@@ -178,96 +187,6 @@ class FakeServer:
     def know_encrypted(self, encrypted_content: str) -> None:
         """Makes the `encrypted_content` of a reasoning item known."""
         self._issued.encrypted.add(encrypted_content)
-
-    # --------------------------------------------------------------------------------------------------- records
-
-    @property
-    def requests(self) -> list[RecordedRequest]:
-        """All requests in order of arrival."""
-        return list(self._log.requests)
-
-    @property
-    def bodies(self) -> list[Any]:
-        """The parsed bodies of all requests."""
-        return [request.body for request in self._log.requests]
-
-    @property
-    def concurrent(self) -> int:
-        """Requests in flight now."""
-        return self._log.in_flight.total()
-
-    @property
-    def max_concurrent(self) -> int:
-        """The most requests that were in flight at once."""
-        return self._log.peak
-
-    @property
-    def max_concurrent_by_route(self) -> dict[str, int]:
-        return dict(self._log.peaks)
-
-    @property
-    def unserved(self) -> dict[str, int]:
-        """How many queued scenarios of each route no request has taken."""
-        return {route: len(queue) for route, queue in self._scenarios.items() if queue}
-
-    def requests_of(self, route: str) -> list[RecordedRequest]:
-        return self._log.of(_known(route))
-
-    def max_in_window(self, seconds: float, route: str | None = None) -> int:
-        """The most requests that arrived within any window of that length: what a rate limit bounds."""
-        return self._log.max_in_window(seconds, route)
-
-    def take_violations(self) -> list[Violation]:
-        """The violations so far, forgotten afterwards: for tests that break a rule on purpose."""
-        taken, self.violations[:] = list(self.violations), []
-        return taken
-
-    # --------------------------------------------------------------------------------------------------- waiting
-
-    async def reached(self, gate: str, count: int = 1) -> None:
-        """Waits until `count` requests have come to a gate (the released ones count too)."""
-        await self._board.until(*self._at_gate(gate, count), self._timeout_s)
-
-    def reached_sync(self, gate: str, count: int = 1) -> None:
-        self._board.until_sync(*self._at_gate(gate, count), self._timeout_s)
-
-    async def wait_for_requests(self, count: int, route: str | None = None) -> None:
-        """Waits until `count` requests have arrived, in all or of a route."""
-        await self._board.until(*self._arrived(count, route), self._timeout_s)
-
-    def wait_for_requests_sync(self, count: int, route: str | None = None) -> None:
-        self._board.until_sync(*self._arrived(count, route), self._timeout_s)
-
-    async def wait_ended(self, request: RecordedRequest) -> None:
-        """Waits until a request is over, in whatever way."""
-        await self._board.until(*_over(request), self._timeout_s)
-
-    async def wait_closed(self, request: RecordedRequest) -> None:
-        """Waits until the client closed a request early. Raises `AssertionError` when it was answered in full."""
-        await self._board.until(*_over(request), self._timeout_s)
-        _assert_closed(request)
-
-    def wait_closed_sync(self, request: RecordedRequest) -> None:
-        self._board.until_sync(*_over(request), self._timeout_s)
-        _assert_closed(request)
-
-    async def wait_idle(self) -> None:
-        """Waits until no request is in flight."""
-        await self._board.until(lambda: not self.concurrent, lambda: f"{self.concurrent} requests in flight", self._timeout_s)
-
-    def _at_gate(self, gate: str, count: int) -> tuple[Callable[[], bool], Callable[[], str]]:
-        return (
-            lambda: self._gates_passed[gate] >= count,
-            lambda: (
-                f"{self._gates_passed[gate]} of {count} requests reached gate {gate!r}; reached so far: {dict(self._gates_passed)}"
-            ),
-        )
-
-    def _arrived(self, count: int, route: str | None) -> tuple[Callable[[], bool], Callable[[], str]]:
-        def seen() -> int:
-            return len(self._log.of(route))
-
-        return lambda: seen() >= count, lambda: f"{seen()} of {count} requests arrived"
 
     # --------------------------------------------------------------------------------------------------- serving
 
@@ -288,7 +207,7 @@ class FakeServer:
     async def _answer(self, connection: Connection, http: HttpRequest) -> bool:
         """Answers one request; returns whether the connection goes on."""
         request = RecordedRequest(
-            index=len(self._log.requests),
+            index=len(self._requests),
             route=route_of(http.path),
             method=http.method,
             path=http.path,
@@ -301,9 +220,11 @@ class FakeServer:
         exchange = Exchange(connection, lambda: self._end(request))
         try:
             steps = self._check(request)
-            self._log.begin(request)
-            self._board.changed()
+            self._begin(request)
             await self._player(request, exchange).play(steps or await self._script(request))
+        except Exception as error:
+            self._note(request, BrokenRuleError("scenario-failed", f"the scenario cannot be played: {error!r}"))
+            exchange.reset()
         finally:
             request.status = exchange.status
             request.client_closed = connection.client_closed and request.ended is None
@@ -318,33 +239,30 @@ class FakeServer:
         stream_type = STREAM_TYPES.get(request.route, "text/event-stream")
         return Player(exchange, stream_type=stream_type, pass_gate=self._pass_gate, render=render)
 
-    def _end(self, request: RecordedRequest) -> None:
-        self._log.end(request)
-        self._board.changed()
-
-    async def _pass_gate(self, name: str) -> None:
-        self._gates_passed[name] += 1
-        self._board.changed()
-        await asyncio.wrap_future(self._board.watch(lambda: name in self._gates_open))
-
     def _check(self, request: RecordedRequest) -> Sequence[Step]:
         """Parses the body and checks the rules; the steps of an error answer when one is broken, else none."""
-        if request.route not in ROUTES:
-            return ()
         try:
             request.body = parse_body(request.raw)
-            rules = _RULES.get(request.route)
-            if self._strict and rules is not None:
-                rules(Checked(request, self._issued, self._extra_keys.get(request.route, frozenset())))
         except BrokenRuleError as error:
-            if self._strict and error.rule not in self._ignored_rules:
-                return self._refuse(request, error)
+            return self._refuse(request, error) if request.route in ROUTES else ()
+        if request.route not in ROUTES:
+            return ()
+        checked = Checked(request, self._issued, self._extra_keys.get(request.route, frozenset()))
+        for check in _CHECKS[request.route] if self._strict else ():
+            try:
+                check(checked)
+            except BrokenRuleError as error:
+                if error.rule not in self._ignored_rules:
+                    return self._refuse(request, error)
         return ()
 
     def _refuse(self, request: RecordedRequest, error: BrokenRuleError) -> Sequence[Step]:
+        self._note(request, error)
+        return [status(error.status, body=error_body(request.route, str(error), type=error.type))]
+
+    def _note(self, request: RecordedRequest, error: BrokenRuleError) -> None:
         request.violation = Violation(request.route, error.rule, str(error), request.index)
         self.violations.append(request.violation)
-        return [status(error.status, body=error_body(request.route, str(error), type=error.type))]
 
     async def _script(self, request: RecordedRequest) -> Sequence[Step]:
         """What answers a request: the next scenario of its route, else the responder."""
@@ -371,20 +289,5 @@ class FakeServer:
         return await answer if inspect.isawaitable(answer) else answer
 
 
-def _known(route: str) -> str:
-    if route not in ROUTES and not route.startswith("/"):
-        raise ValueError(f"unknown route {route!r}; a route is {', '.join(ROUTES)}, or a path beginning with '/'")
-    return route
-
-
 def _always(answer: Reply | str) -> Responder:
     return lambda request: answer
-
-
-def _over(request: RecordedRequest) -> tuple[Callable[[], bool], Callable[[], str]]:
-    return lambda: request.ended is not None, lambda: f"request {request.index} ({request.route}) is still in flight"
-
-
-def _assert_closed(request: RecordedRequest) -> None:
-    if not request.client_closed:
-        raise AssertionError(f"request {request.index} ({request.route}) was answered in full; the client did not close it")
