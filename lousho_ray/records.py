@@ -7,6 +7,7 @@ out. How a class is encoded, decoded and pickled is worked out once per class, b
 from __future__ import annotations
 
 import dataclasses
+import operator
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,16 +40,21 @@ def record(cls: type[T]) -> type[T]:
     return dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)(cls)
 
 
-class FieldPlan(NamedTuple):
-    """How one field travels: `nested` is the record class of its value, `encode` makes plain JSON of a value that is not."""
+class Plan(NamedTuple):
+    """How a record class travels; one entry per field, in declaration order.
 
-    name: str
-    key: str
-    required: bool
-    optional: bool
-    nested: type[Record] | None
-    encode: Callable[[Any], Any] | None
-    store: Callable[[Any, Any], None]
+    Attributes:
+        values: All field values of a record at once.
+        writes: JSON key, whether the field is left out without a value, and what makes plain JSON of a value that is not.
+        reads: Field name, JSON key, whether it must be there, and the record class of a nested value.
+        stores: Sets the field of a new record past the frozen `__setattr__`.
+    """
+
+    names: tuple[str, ...]
+    values: Callable[[Any], tuple[Any, ...]]
+    writes: tuple[tuple[str, bool, Callable[[Any], Any] | None], ...]
+    reads: tuple[tuple[str, str, bool, type[Record] | None], ...]
+    stores: tuple[Callable[[Any, Any], None], ...]
 
 
 class Record:
@@ -63,8 +69,8 @@ class Record:
         return data
 
     def _write(self, data: dict[str, Any]) -> None:
-        for name, key, _, optional, _, encode, _ in plan_of(type(self)):
-            value = getattr(self, name)
+        plan = plan_of(type(self))
+        for (key, optional, encode), value in zip(plan.writes, plan.values(self), strict=True):
             if value is None:
                 if not optional:
                     data[key] = None
@@ -72,7 +78,7 @@ class Record:
                 data[key] = value if encode is None else encode(value)
 
     def _values(self) -> tuple[Any, ...]:
-        return tuple(getattr(self, plan.name) for plan in plan_of(type(self)))
+        return plan_of(type(self)).values(self)
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and isinstance(other, Record) and self._values() == other._values()
@@ -81,7 +87,7 @@ class Record:
         return hash((type(self), self._values()))
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{plan.name}={value!r}" for plan, value in zip(plan_of(type(self)), self._values(), strict=True))
+        shown = ", ".join(f"{name}={value!r}" for name, value in zip(plan_of(type(self)).names, self._values(), strict=True))
         return f"{type(self).__name__}({shown})"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -95,7 +101,7 @@ class Record:
             ValidationError: `LOUSHO_VALIDATION_FAILED`: a required key is missing, or a nested record is not an object.
         """
         values: dict[str, Any] = {}
-        for name, key, required, _, nested, _, _ in plan_of(cls):
+        for name, key, required, nested in plan_of(cls).reads:
             if key not in data:
                 if required:
                     raise ValidationError(f"{cls.__name__}: the key '{key}' is missing.", errors={key: ["is missing"]})
@@ -112,37 +118,40 @@ class Record:
 def _restore(cls: type[R], *values: Any) -> R:
     """Unpickles a record: fills its slots past the frozen `__setattr__`."""
     record = object.__new__(cls)
-    for plan, value in zip(plan_of(cls), values, strict=True):
-        plan.store(record, value)
+    for store, value in zip(plan_of(cls).stores, values, strict=True):
+        store(record, value)
     return record
 
 
-def plan_of(cls: type[Record]) -> tuple[FieldPlan, ...]:
-    """The travel plan of a record class, one entry per field in declaration order."""
+def plan_of(cls: type[Record]) -> Plan:
+    """The plan of a record class, made at its first use. A record has at least two fields."""
     plan = _PLANS.get(cls)
     if plan is None:
-        hints = typing.get_type_hints(cls)
-        fields = dataclasses.fields(cls)  # type: ignore[arg-type]  # every concrete record is a dataclass
-        plan = _PLANS[cls] = tuple(_plan(cls, field, hints[field.name]) for field in fields)
+        plan = _PLANS[cls] = _make_plan(cls)
     return plan
 
 
-_PLANS: dict[type[Record], tuple[FieldPlan, ...]] = {}
+_PLANS: dict[type[Record], Plan] = {}
 
 
-def _plan(cls: type[Record], field: dataclasses.Field[Any], hint: Any) -> FieldPlan:
-    kinds = list(typing.get_args(hint)) if typing.get_origin(hint) in {UnionType, typing.Union} else [hint]
-    nested = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Record)), None)
-    encode = _to_dict if nested else next(filter(None, map(_CONTAINERS.get, map(typing.get_origin, kinds))), None)
-    return FieldPlan(
-        name=field.name,
-        key=field.metadata.get("key", camel_case(field.name)),
-        required=field.default is dataclasses.MISSING,
-        optional=field.default is None,
-        nested=nested,
-        encode=encode,
-        store=getattr(cls, field.name).__set__,
-    )
+def _make_plan(cls: type[Record]) -> Plan:
+    hints = typing.get_type_hints(cls)
+    fields = dataclasses.fields(cls)  # type: ignore[arg-type]  # every concrete record is a dataclass
+    names = tuple(field.name for field in fields)
+    writes, reads = [], []
+    for field in fields:
+        key = field.metadata.get("key", camel_case(field.name))
+        kinds = _alternatives(hints[field.name])
+        nested = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Record)), None)
+        encode = _to_dict if nested else next(filter(None, map(_CONTAINERS.get, map(typing.get_origin, kinds))), None)
+        writes.append((key, field.default is None, encode))
+        reads.append((field.name, key, field.default is dataclasses.MISSING, nested))
+    stores = tuple(getattr(cls, name).__set__ for name in names)
+    return Plan(names, operator.attrgetter(*names), tuple(writes), tuple(reads), stores)
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    return typing.get_args(hint) if typing.get_origin(hint) in {UnionType, typing.Union} else (hint,)
 
 
 def _to_dict(record: Record) -> dict[str, Any]:
