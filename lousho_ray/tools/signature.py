@@ -213,9 +213,10 @@ def read_docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
     if not text:
         return "", {}
     parsed = docstring_parser.parse(inspect.cleandoc(text))
-    parts = [part.strip() for part in (parsed.short_description, parsed.long_description) if part and part.strip()]
+    gap = "\n\n" if parsed.blank_after_short_description else "\n"
+    description = gap.join(part.strip() for part in (parsed.short_description, parsed.long_description) if part and part.strip())
     lines = {item.arg_name: " ".join(item.description.split()) for item in parsed.params if item.description}
-    return "\n\n".join(parts), lines
+    return description, lines
 
 
 def _bad_parameter(name: str, problem: str) -> ConfigurationError:
