@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from lousho_ray.ports import GenerateOptions
 from lousho_ray.providers.openai_chat import ChatDialect, chat_request, chat_result
@@ -11,6 +12,7 @@ from lousho_ray.providers.openai_client import Call, OpenAIClientProvider
 from lousho_ray.providers.reasoning_models import wanted
 
 StructuredOutputs = Literal["json_schema", "json_object", "none"]
+CallIds = Literal["openai", "mistral"]
 
 
 class OpenAICompatibleProvider(OpenAIClientProvider):
@@ -21,6 +23,7 @@ class OpenAICompatibleProvider(OpenAIClientProvider):
         name: How the provider is called in events and errors.
         stream_usage: Whether streams ask for usage. Older servers refuse the option.
         structured_outputs: What the server enforces: a JSON schema, any JSON object, or nothing.
+        call_ids: The form of tool call ids the server accepts; `None` = Mistral's on `mistral.ai`, else OpenAI's.
         options: See `HTTPProvider`. The reasoning effort is sent only with `force`, since the model's family is not known.
     """
 
@@ -33,6 +36,7 @@ class OpenAICompatibleProvider(OpenAIClientProvider):
         name: str = "openai-compatible",
         stream_usage: bool = True,
         structured_outputs: StructuredOutputs = "json_schema",
+        call_ids: CallIds | None = None,
         **options: Any,
     ) -> None:
         super().__init__(base_url=base_url, **options)
@@ -43,13 +47,22 @@ class OpenAICompatibleProvider(OpenAIClientProvider):
                 "structured_outputs",
                 f'structured_outputs is "json_schema", "json_object" or "none", not {structured_outputs!r}.',
             )
+        if call_ids not in ("openai", "mistral", None):
+            self._refuse("call_ids", f'call_ids is "openai" or "mistral", not {call_ids!r}.')
         self.name = name
         self.stream_usage = stream_usage
         self.structured_outputs: StructuredOutputs = structured_outputs
+        at_mistral = (urlsplit(base_url or "").hostname or "").endswith("mistral.ai")
+        self.call_ids: CallIds = call_ids or ("mistral" if at_mistral else "openai")
 
     def configuration(self) -> dict[str, Any]:
-        own = {"name": self.name, "stream_usage": self.stream_usage, "structured_outputs": self.structured_outputs}
-        return {**super().configuration(), **own}
+        return {
+            **super().configuration(),
+            "name": self.name,
+            "stream_usage": self.stream_usage,
+            "structured_outputs": self.structured_outputs,
+            "call_ids": self.call_ids,
+        }
 
     def call(self, options: GenerateOptions, model: str, *, stream: bool) -> Call:
         dialect = ChatDialect(
@@ -57,6 +70,7 @@ class OpenAICompatibleProvider(OpenAIClientProvider):
             stream_usage=self.stream_usage,
             structured_outputs=self.structured_outputs,
             files=self.files_rule(),
+            call_ids=self.call_ids,
         )
         reasoning = wanted(options.reasoning, takes_it=False)
         extra = {} if reasoning is None else {"reasoning_effort": reasoning.effort}

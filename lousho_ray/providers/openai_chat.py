@@ -24,6 +24,7 @@ from lousho_ray.providers.transcript import (
     encode_json_sorted,
     file_note,
     image_url,
+    mistral_id,
     repair_pairs,
     settled_calls,
     split_system,
@@ -52,6 +53,7 @@ class ChatDialect:
         stream_usage: Whether streams are asked for a usage chunk.
         structured_outputs: How JSON is asked for.
         files: What becomes of a file part: sent, replaced by a note, or refused.
+        call_ids: The form of tool call ids: OpenAI's, or Mistral's.
         extra: Body fields of this server, sent with every call.
     """
 
@@ -60,7 +62,12 @@ class ChatDialect:
     stream_usage: bool = True
     structured_outputs: Literal["json_schema", "json_object", "none"] = "json_schema"
     files: Literal["send", "note", "error"] = "error"
+    call_ids: Literal["openai", "mistral"] = "openai"
     extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def call_id(self, call_id: str) -> str:
+        """A tool call id as the server accepts it."""
+        return mistral_id(call_id) if self.call_ids == "mistral" else wire_id(call_id, ID_CHARS)
 
 
 # ---------------------------------------------------------------------------------------------------------------- requests
@@ -133,7 +140,7 @@ def _head(
 
 
 def _encoded(message: Message, dialect: ChatDialect, warn: Warn, transcript: Sequence[Message]) -> bytes:
-    key = f"chat:{dialect.files}"
+    key = f"chat:{dialect.files}:{dialect.call_ids}"
     encoded: bytes | None = message.wire_cache.get(key)
     if encoded is None:
         encoded = encode_json(chat_message(message, dialect, warn, transcript)).encode()
@@ -147,9 +154,9 @@ def chat_message(message: Message, dialect: ChatDialect, warn: Warn, transcript:
         text = text_parts(message)
         if not message.tool_calls:
             return {"role": "assistant", "content": text}
-        return {"role": "assistant", "content": text or None, "tool_calls": [_call(call) for call in message.tool_calls]}
+        return {"role": "assistant", "content": text or None, "tool_calls": [_call(call, dialect) for call in message.tool_calls]}
     if message.role == "tool":
-        return {"role": "tool", "tool_call_id": wire_id(message.tool_call_id or "", ID_CHARS), "content": text_parts(message)}
+        return {"role": "tool", "tool_call_id": dialect.call_id(message.tool_call_id or ""), "content": text_parts(message)}
     if isinstance(message.content, str) or all(isinstance(part, TextPart) for part in message.content):
         return {"role": "user", "content": text_parts(message)}
     position = next((index for index, other in enumerate(transcript) if other is message), None)
@@ -175,9 +182,9 @@ def _file(part: FilePart, dialect: ChatDialect, warn: Warn) -> dict[str, Any]:
     return {"type": "text", "text": file_note(part)}
 
 
-def _call(call: ToolCall) -> dict[str, Any]:
+def _call(call: ToolCall, dialect: ChatDialect) -> dict[str, Any]:
     function = {"name": wire_name(call.name), "arguments": arguments_object(call.arguments)}
-    return {"id": wire_id(call.id, ID_CHARS), "type": "function", "function": function}
+    return {"id": dialect.call_id(call.id), "type": "function", "function": function}
 
 
 def _tools(tools: Sequence[ToolDefinition], cache_marks: bool) -> list[bytes]:

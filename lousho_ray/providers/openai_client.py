@@ -70,8 +70,6 @@ class OpenAIClientProvider(HTTPProvider):
         connect_s = None if self.connect_timeout_ms is None else self.connect_timeout_ms / 1000
         timeout = httpx2.Timeout(None, connect=connect_s)  # all other waits are limited here, with the times of this provider
         headers: dict[str, Any] = {name: openai.Omit() for name in self._unwanted_headers()}
-        if not self.api_key:
-            headers["Authorization"] = openai.Omit()
         return openai.AsyncOpenAI(
             api_key=self.api_key or "none",
             base_url=self.base_url,
@@ -80,6 +78,11 @@ class OpenAIClientProvider(HTTPProvider):
             default_headers={**headers, **self.headers},
             http_client=openai.DefaultAioHttpClient(timeout=timeout),
         )
+
+    def _request_options(self) -> dict[str, Any]:
+        if self.api_key or any(name.lower() == "authorization" for name in self.headers):
+            return {}
+        return {"headers": {"Authorization": import_client("openai", "openai[aiohttp]").Omit()}}
 
     def _unwanted_headers(self) -> list[str]:
         """Headers that the client would take from this process's environment. What a provider sends is decided where it was
@@ -105,7 +108,7 @@ class OpenAIClientProvider(HTTPProvider):
         client = await self.client()
         self.log_body("request", call.body)
         try:
-            response = await self.within(client.post(call.path, content=call.body, cast_to=_response_type()), "reply")
+            response = await self.within(self._post(client, call), "reply")
             self.log_body("reply", response.content)
             result = call.result(_json(response.content), options, self.name)
         except Exception as error:
@@ -141,17 +144,18 @@ class OpenAIClientProvider(HTTPProvider):
             self.scrubbed(error)
             raise
 
+    async def _post(self, client: Any, call: Call, **stream: Any) -> Any:
+        # `content` are the bytes as they go out; asked for the raw response class, the client parses nothing.
+        return await client.post(call.path, content=call.body, cast_to=_response_type(), options=self._request_options(), **stream)
+
     async def _open(self, client: Any, call: Call) -> Any:
-        openai = import_client("openai", "openai[aiohttp]")
-        return await client.post(
-            call.path, content=call.body, cast_to=_response_type(), stream=True, stream_cls=openai.AsyncStream[Any]
-        )
+        return await self._post(client, call, stream=True, stream_cls=import_client("openai", "openai[aiohttp]").AsyncStream[Any])
 
     async def get_models(self) -> list[str]:
         """The ids of the models that the server lists."""
         client = await self.client()
         try:
-            response = await self.within(client.get("/models", cast_to=_response_type()), "reply")
+            response = await self.within(client.get("/models", cast_to=_response_type(), options=self._request_options()), "reply")
             body = _json(response.content)
         except Exception as error:
             self.scrubbed(error)
@@ -189,7 +193,6 @@ def _chunks(result: GenerateResult) -> Iterator[Chunk]:
 
 
 def _response_type() -> Any:
-    """The raw response class: asked for it, the client hands the response over unread and unparsed."""
     return import_client("httpx2", "httpx2").Response
 
 

@@ -25,6 +25,7 @@ encode_json_sorted = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"),
 
 _LEGAL_ID = re.compile(r"[A-Za-z0-9_-]+")
 _NAME_CHARS = 64
+_MISTRAL_CHARS = 9
 _MAGIC = ((b"\xff\xd8\xff", "image/jpeg"), (b"\x89PNG\r\n\x1a\n", "image/png"), (b"GIF87a", "image/gif"), (b"GIF89a", "image/gif"))
 
 
@@ -157,6 +158,13 @@ def wire_id(call_id: str, max_chars: int = 64) -> str:
         return call_id
     digest = hashlib.sha256(call_id.encode("utf-8", "surrogatepass")).hexdigest()
     return f"call_{digest[:24]}"
+
+
+def mistral_id(call_id: str) -> str:
+    """`call_id` as Mistral wants it, nine letters and digits: itself when it is that, else a hash of it."""
+    if len(call_id) == _MISTRAL_CHARS and call_id.isascii() and call_id.isalnum():
+        return call_id
+    return hashlib.sha256(call_id.encode("utf-8", "surrogatepass")).hexdigest()[:_MISTRAL_CHARS]
 
 
 def wire_name(name: str) -> str:
