@@ -11,43 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from lousho_ray.error_codes import ERROR_CODES, PROVIDER_HINTS, docs_link
-from lousho_ray.wording import mask_secrets, suggest
+from lousho_ray.error_codes import ERROR_CODES as ERROR_CODES
+from lousho_ray.error_codes import PROVIDER_HINTS, docs_link
+from lousho_ray.wording import mask_secrets as mask_secrets
+from lousho_ray.wording import suggest as suggest
 
 if TYPE_CHECKING:
     from lousho_ray.usage import Usage
-
-__all__ = [
-    "ERROR_CODES",
-    "AgentDriftError",
-    "AgentExecutionError",
-    "BudgetExceededError",
-    "CassetteError",
-    "CompactedError",
-    "CompactedLLMProviderError",
-    "ConfigurationError",
-    "FlowExecutionError",
-    "GuardrailError",
-    "LLMProviderError",
-    "LoushoError",
-    "MissingDependencyError",
-    "OperationTimeoutError",
-    "PropagatingToolError",
-    "RateLimitError",
-    "ResumeToolMissingError",
-    "SDKError",
-    "SessionAwaitingApprovalError",
-    "SessionTurnFailedError",
-    "StorageError",
-    "TestFailedError",
-    "ToolArgumentsValidationError",
-    "ToolExecutionError",
-    "ValidationError",
-    "error_name",
-    "mask_secrets",
-    "message_of",
-    "suggest",
-]
 
 STRICT = False
 """Tests set this: a code that is not in `ERROR_CODES` then fails where it is used instead of getting the generic hint."""

@@ -185,14 +185,10 @@ class TodoUpdated(BaseEvent):
 
 @record
 class ApprovalRequested(BaseEvent):
-    """A call waits for a decision; the run then ends.
+    """A call waits for a decision; the run then ends. A plain approval has no `kind`.
 
-    Attributes:
-        kind: `question` or `sign-in`; absent for a plain approval.
-        question: `{"text", "options"?, "allowFreeText"?}`.
-        sign_in: What the person must sign in to.
-        expires_at: ISO 8601, when the approval has a time limit.
-        subagent_path: The names of the sub-agents that lead to the call.
+    `question` is `{"text", "options"?, "allowFreeText"?}`, `sign_in` what the person must sign in to, `expires_at` ISO 8601, and
+    `subagent_path` the names of the sub-agents that lead to the call.
     """
 
     type: ClassVar[Literal["approval.requested"]] = "approval.requested"
@@ -209,7 +205,10 @@ class ApprovalRequested(BaseEvent):
 
 @record
 class ApprovalResolved(BaseEvent):
-    """A person decided. Comes at the head of the continuation; `waited_ms` is the time since the request."""
+    """A person decided. Comes at the head of the continuation; `waited_ms` is the time since the request.
+
+    `edited` is true when the call runs with arguments that the person changed.
+    """
 
     type: ClassVar[Literal["approval.resolved"]] = "approval.resolved"
     approval_id: str
@@ -218,11 +217,15 @@ class ApprovalResolved(BaseEvent):
     waited_ms: float
     by: str | None = None
     note: str | None = None
+    edited: bool | None = None
 
 
 @record
 class PermissionDecision(BaseEvent):
-    """How rules, hooks or the mode decided a call. `at` is ISO 8601; `rule` is `{"index", "reason"?}`."""
+    """How rules, hooks, the mode or a person decided a call. `at` is ISO 8601; `rule` is `{"index", "reason"?}`.
+
+    `by` tells who decided, `edited` that this person changed the arguments. Under `shadow` a rule is only tried, not enforced.
+    """
 
     type: ClassVar[Literal["permission.decision"]] = "permission.decision"
     tool_call_id: str
@@ -235,6 +238,8 @@ class PermissionDecision(BaseEvent):
     reason: str | None = None
     hook: str | None = None
     by: str | None = None
+    edited: bool | None = None
+    shadow: bool | None = None
     parent_tool_call_id: str | None = None
 
 

@@ -44,8 +44,8 @@ USAGE = {
     "estimated": False,
 }
 
-# EVT-14..EVT-24, LES-10, LES-18, LES-19, LES-22, LES-24, CODE-11: per type, the JSON of an event with only its required fields, and
-# the optional fields it may have besides.
+# EVT-18..EVT-24, LES-10, LES-18, LES-19, LES-22, LES-24, LES-27, LES-53, CODE-11: per type, the JSON of an event with only its
+# required fields, and the optional fields it may have besides.
 DOCUMENTED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "run.start": ({"agentName": "lead"}, {"agentId": "a-1", "continues": {"approvalId": "ap-1"}}),
     "step.start": ({"step": 1}, {}),
@@ -85,7 +85,7 @@ DOCUMENTED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "approval.resolved": (
         {"approvalId": "ap-1", "toolCallId": "c1", "approved": True, "waitedMs": 12.0},
-        {"by": "ann", "note": "fine"},
+        {"by": "ann", "note": "fine", "edited": True},
     ),
     "permission.decision": (
         {**CALL, "decision": "deny", "at": "2026-01-01T00:00:00.000Z"},
@@ -96,6 +96,8 @@ DOCUMENTED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "reason": "no",
             "hook": "h",
             "by": "ann",
+            "edited": True,
+            "shadow": True,
             "parentToolCallId": "c0",
         },
     ),
