@@ -107,10 +107,8 @@ class ReasoningDone(BaseEvent):
 
 @record
 class ToolStart(BaseEvent):
-    """A call starts. `args` is the parsed object, `{}` when it is not valid JSON.
-
-    `executed_by` is `provider` on calls the model provider runs itself; `parent_tool_call_id` names the `run_code` call whose
-    script made this one. Both are the same on every event of the call.
+    """A call starts. `args` is the parsed object, `{}` when it is not valid JSON. On all events of a call, `executed_by` is
+    `provider` when the model provider runs it itself, and `parent_tool_call_id` names the `run_code` call whose script made it.
     """
 
     type: ClassVar[Literal["tool.start"]] = "tool.start"
