@@ -1,1 +1,193 @@
-"""lousho_ray: an actor-model runtime on Ray for LLM agents."""
+"""lousho_ray: an actor-model runtime on Ray for LLM agents.
+
+`create_agent(...)` gives an agent that runs the same in a notebook, a script, a Ray job and on a cluster. Names are loaded when
+they are first used: importing the package imports neither `ray` nor a provider client.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lousho_ray.agent import Agent, Session
+    from lousho_ray.cancellation import AbortSignal, CancelToken
+    from lousho_ray.create import create_agent
+    from lousho_ray.errors import (
+        AgentExecutionError,
+        BudgetExceededError,
+        CompactedLLMProviderError,
+        ConfigurationError,
+        GuardrailError,
+        LLMProviderError,
+        LoushoError,
+        MissingDependencyError,
+        OperationTimeoutError,
+        PropagatingToolError,
+        RateLimitError,
+        SDKError,
+        SessionAwaitingApprovalError,
+        StorageError,
+        ToolArgumentsValidationError,
+        ToolExecutionError,
+        ValidationError,
+    )
+    from lousho_ray.events import Event, event_from_dict, is_agent_event
+    from lousho_ray.handle import AgentRun
+    from lousho_ray.limits.limiter import RateLimiter, create_rate_limiter
+    from lousho_ray.loop.result import ExecutionResult
+    from lousho_ray.messages import FilePart, ImagePart, Message, TextPart, ToolCall, text_of
+    from lousho_ray.options import Limits, ModelSettings, RateLimits, Retry
+    from lousho_ray.ports import GenerateOptions, GenerateResult, LLMProvider, ToolContext
+    from lousho_ray.providers import (
+        AnthropicProvider,
+        LLMProviderRegistry,
+        MockProvider,
+        OllamaProvider,
+        OpenAICompatibleProvider,
+        OpenAIProvider,
+        OpenRouterProvider,
+        PiProvider,
+        estimate_cost,
+        get_model_info,
+        list_models,
+        register_model,
+        resolve_provider,
+        with_fallback,
+        with_rate_limit,
+        with_retry,
+    )
+    from lousho_ray.stores.files import FileSessionStore, file_store
+    from lousho_ray.stores.memory import MemorySessionStore, memory_store
+    from lousho_ray.stores.sqlite import SqliteStore
+    from lousho_ray.tokens import estimate_tokens, set_token_estimator
+    from lousho_ray.tools import Tool, ToolRegistry, define_tool, tool
+    from lousho_ray.usage import Usage, format_usage
+
+_HOMES: dict[str, tuple[str, ...]] = {
+    "agent": ("Agent", "Session"),
+    "cancellation": ("AbortSignal", "CancelToken"),
+    "create": ("create_agent",),
+    "errors": (
+        *("AgentExecutionError", "BudgetExceededError", "CompactedLLMProviderError", "ConfigurationError", "GuardrailError"),
+        *("LLMProviderError", "LoushoError", "MissingDependencyError", "OperationTimeoutError", "PropagatingToolError"),
+        *("RateLimitError", "SDKError", "SessionAwaitingApprovalError", "StorageError", "ToolArgumentsValidationError"),
+        *("ToolExecutionError", "ValidationError"),
+    ),
+    "events": ("Event", "event_from_dict", "is_agent_event"),
+    "handle": ("AgentRun",),
+    "limits.limiter": ("RateLimiter", "create_rate_limiter"),
+    "loop.result": ("ExecutionResult",),
+    "messages": ("FilePart", "ImagePart", "Message", "TextPart", "ToolCall", "text_of"),
+    "options": ("Limits", "ModelSettings", "RateLimits", "Retry"),
+    "ports": ("GenerateOptions", "GenerateResult", "LLMProvider", "ToolContext"),
+    "providers": (
+        *(
+            "AnthropicProvider",
+            "LLMProviderRegistry",
+            "MockProvider",
+            "OllamaProvider",
+            "OpenAICompatibleProvider",
+            "OpenAIProvider",
+        ),
+        *("OpenRouterProvider", "PiProvider", "estimate_cost", "get_model_info", "list_models", "register_model"),
+        *("resolve_provider", "with_fallback", "with_rate_limit", "with_retry"),
+    ),
+    "stores.files": ("FileSessionStore", "file_store"),
+    "stores.memory": ("MemorySessionStore", "memory_store"),
+    "stores.sqlite": ("SqliteStore",),
+    "tokens": ("estimate_tokens", "set_token_estimator"),
+    "tools": ("Tool", "ToolRegistry", "define_tool", "tool"),
+    "usage": ("Usage", "format_usage"),
+}
+_MODULES = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "AbortSignal",
+    "Agent",
+    "AgentExecutionError",
+    "AgentRun",
+    "AnthropicProvider",
+    "BudgetExceededError",
+    "CancelToken",
+    "CompactedLLMProviderError",
+    "ConfigurationError",
+    "Event",
+    "ExecutionResult",
+    "FilePart",
+    "FileSessionStore",
+    "GenerateOptions",
+    "GenerateResult",
+    "GuardrailError",
+    "ImagePart",
+    "LLMProvider",
+    "LLMProviderError",
+    "LLMProviderRegistry",
+    "Limits",
+    "LoushoError",
+    "MemorySessionStore",
+    "Message",
+    "MissingDependencyError",
+    "MockProvider",
+    "ModelSettings",
+    "OllamaProvider",
+    "OpenAICompatibleProvider",
+    "OpenAIProvider",
+    "OpenRouterProvider",
+    "OperationTimeoutError",
+    "PiProvider",
+    "PropagatingToolError",
+    "RateLimitError",
+    "RateLimiter",
+    "RateLimits",
+    "Retry",
+    "SDKError",
+    "Session",
+    "SessionAwaitingApprovalError",
+    "SqliteStore",
+    "StorageError",
+    "TextPart",
+    "Tool",
+    "ToolArgumentsValidationError",
+    "ToolCall",
+    "ToolContext",
+    "ToolExecutionError",
+    "ToolRegistry",
+    "Usage",
+    "ValidationError",
+    "create_agent",
+    "create_rate_limiter",
+    "define_tool",
+    "estimate_cost",
+    "estimate_tokens",
+    "event_from_dict",
+    "file_store",
+    "format_usage",
+    "get_model_info",
+    "is_agent_event",
+    "list_models",
+    "memory_store",
+    "register_model",
+    "resolve_provider",
+    "set_token_estimator",
+    "text_of",
+    "tool",
+    "with_fallback",
+    "with_rate_limit",
+    "with_retry",
+]
+
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULES.get(name)
+    if module is None:
+        raise AttributeError(f"module 'lousho_ray' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"lousho_ray.{module}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES})

@@ -16,6 +16,7 @@ from lousho_ray.errors import ConfigurationError
 from lousho_ray.events import Event
 from lousho_ray.handle import AgentRun, Input, LocalRun, settle
 from lousho_ray.ids import check_session_id, new_id, new_session_id
+from lousho_ray.limits.limiter import RateLimiter
 from lousho_ray.loop.emitter import Emitter, Stamp, guarded
 from lousho_ray.loop.input import as_messages
 from lousho_ray.loop.open import CallOptions, RunContext
@@ -39,9 +40,17 @@ class Runtime(Protocol):
 
     name: RuntimeName
 
-    def spawner(self, definition: AgentDefinition) -> Spawner: ...
+    def spawner(self) -> Spawner:
+        """Runs sub-agents. Starts nothing before the first of them."""
+        ...
 
-    def session(self, definition: AgentDefinition, session_id: str, store: SessionStore | None) -> SessionLink: ...
+    def session(self, definition: AgentDefinition, session_id: str, store: Any) -> SessionLink:
+        """The link to a session; starts nothing before its first call. `store`: a store, a session store, or `None`."""
+        ...
+
+    async def share(self, limiter: RateLimiter) -> None:
+        """Makes a named limiter the one of everybody who uses its name."""
+        ...
 
 
 class Agent:
@@ -109,7 +118,7 @@ class Agent:
             if name not in known:
                 raise unknown_keyword(name, known | ({"id"} & SESSION_KEYWORDS), "agent.session()")
         policy: Any = check_choice(options.get("turn_policy") or "wait", "turn_policy", TURN_POLICIES)
-        store = _sessions_of(options.get("store")) or _sessions_of(self._definition.store)
+        store = next((item for item in (options.get("store"), self._definition.store) if sessions_of(item) is not None), None)
         session_id = new_session_id() if id is None else check_session_id(id, "id")
         return Session(self._definition, session_id, policy, self.runtime().session(self._definition, session_id, store))
 
@@ -157,7 +166,9 @@ class Agent:
         context = RunContext(turn.run_id, messages, emitter, turn.signal, inbox=turn.inbox, call=call)
         disarm = cancel.arm() if cancel is not None else None
         try:
-            spawner = self.runtime().spawner(self._definition) if self._definition.subagents else None
+            spawner = self.runtime().spawner() if self._definition.subagents else None
+            for limiter in named_limiters(self._definition):
+                await self.runtime().share(limiter)
             depth = self._definition.max_subagent_depth
             state, deps = await open_with_subagents(self._definition, "", context, depth, spawner)
             return await run(state, deps)
@@ -226,7 +237,7 @@ class Session:
         SYNC_LOOP.run(self.clear())
 
     def on(self, listener: Observer) -> Callable[[], None]:
-        """Calls `listener(event)` for every event of this handle's turns and for `context.cleared`; the returned function ends it."""
+        """Calls `listener(event)` for each event of this handle's turns and `context.cleared`; the returned function ends it."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener) if listener in self._listeners else None
 
@@ -304,7 +315,17 @@ def _runtime(name: RuntimeName) -> Runtime:
     return runtime
 
 
-def _sessions_of(store: Any) -> SessionStore | None:
+def named_limiters(definition: AgentDefinition) -> list[RateLimiter]:
+    """The limiters with a name that a run of the agent passes: of the agent itself and inside its provider's wrappers."""
+    found = [definition.rate_limit]
+    provider: Any = definition.provider
+    while provider is not None:
+        found += getattr(provider, "limiters", ())
+        provider = getattr(provider, "inner", None)
+    return [limiter for limiter in found if isinstance(limiter, RateLimiter) and limiter.name is not None]
+
+
+def sessions_of(store: Any) -> SessionStore | None:
     """The session part of a store: the object's `sessions`, or the object itself when it is one."""
     if store is None:
         return None

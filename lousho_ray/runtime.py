@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from lousho_ray.agent import Runtime, RuntimeName
+import asyncio
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from lousho_ray.agent import Runtime, RuntimeName, sessions_of
 from lousho_ray.definition import AgentDefinition
+from lousho_ray.errors import ConfigurationError
+from lousho_ray.ids import new_id
 from lousho_ray.limits.budget import LocalLedger
-from lousho_ray.ports import SessionStore
+from lousho_ray.limits.limiter import RateLimiter
+from lousho_ray.ports import Ledger
 from lousho_ray.session import LocalLink, SessionHost, SessionLines, SessionLink
 from lousho_ray.stores.memory import MemorySessionStore
 from lousho_ray.subagents import LocalSpawner, Spawner
+
+LIMITERS = "lousho-limiters"
 
 
 class LocalRuntime:
@@ -19,16 +28,144 @@ class LocalRuntime:
     def __init__(self) -> None:
         self._lines = SessionLines()
 
-    def spawner(self, definition: AgentDefinition) -> Spawner:
+    def spawner(self) -> Spawner:
         """Children of one top-level run share a ledger of their own."""
         return LocalSpawner(LocalLedger())
 
-    def session(self, definition: AgentDefinition, session_id: str, store: SessionStore | None) -> SessionLink:
-        sessions = store if store is not None else MemorySessionStore()
-        line = self._lines.of(sessions, session_id)
-        return LocalLink(SessionHost(definition, session_id, sessions, line, lambda: self.spawner(definition)))
+    def session(self, definition: AgentDefinition, session_id: str, store: Any) -> SessionLink:
+        sessions = sessions_of(store) or MemorySessionStore()
+        return LocalLink(SessionHost(definition, session_id, sessions, self._lines.of(sessions, session_id), self.spawner))
+
+    async def share(self, limiter: RateLimiter) -> None:
+        """A limiter in one process is shared already."""
+
+
+class RayRuntime:
+    """Actors on a cluster, which is joined (or started) by the first of them. One state per event loop."""
+
+    name: RuntimeName = "ray"
+
+    def __init__(self) -> None:
+        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = WeakKeyDictionary()
+        self._references: dict[int, tuple[Any, Any]] = {}
+
+    def spawner(self) -> Spawner:
+        spawner: Spawner = self._on_this_loop()[1]
+        return spawner
+
+    def session(self, definition: AgentDefinition, session_id: str, store: Any) -> SessionLink:
+        from lousho_ray.actors.session import SessionKey
+        from lousho_ray.actors.session_link import HostedLink
+
+        private = None if store is not None else new_id("memory-")
+
+        async def key() -> SessionKey:
+            reference = None if store is None else await asyncio.to_thread(self._reference, store)
+            return SessionKey(session_id, reference, private)
+
+        return HostedLink(definition, key, self._on_this_loop, _session_actor)
+
+    async def share(self, limiter: RateLimiter) -> None:
+        """Moves a limiter to the cluster's limiter actor, where every job finds it by its name."""
+        from lousho_ray.actors.cluster import attached
+
+        if not limiter.shared:
+            await attached()
+            await asyncio.to_thread(promote, limiter)
+
+    def _on_this_loop(self) -> Any:
+        """The shipper and the spawner of the running event loop."""
+        loop = asyncio.get_running_loop()
+        state = self._loops.get(loop)
+        if state is None:
+            from lousho_ray.actors.shipping import Shipper
+            from lousho_ray.actors.worker_pool import RaySpawner
+
+            shipper = Shipper(promote)
+            state = self._loops[loop] = (shipper, RaySpawner(shipper, _ledger, _worker_actors))
+        return state
+
+    def _reference(self, store: Any) -> Any:
+        """Where a store is reached on the cluster; the same for the same object."""
+        from lousho_ray.actors.store import RemoteStore, StoreReference
+        from lousho_ray.stores.location import StoreLocation
+        from lousho_ray.stores.memory import MemoryStore
+
+        if isinstance(store, RemoteStore):
+            return store.reference
+        known = self._references.get(id(store))
+        if known is not None and known[0] is store:
+            return known[1]
+        location = getattr(store, "location", None)
+        if isinstance(location, StoreLocation) and location.scheme != "memory":
+            reference = StoreReference.of_location(location)
+        elif isinstance(store, MemoryStore):
+            reference = StoreReference(f"lousho-store-{new_id()}", StoreLocation("memory", ""), detached=False)
+        else:
+            try:
+                reference = StoreReference.of_object(store, new_id())
+            except Exception as error:
+                raise ConfigurationError(
+                    f"The store {type(store).__name__} cannot be moved into an actor: {error}. Use SqliteStore(path), "
+                    "or runtime='local'.",
+                    field="store",
+                ) from error
+        self._references[id(store)] = (store, reference)
+        return reference
 
 
 def create_runtime(name: RuntimeName) -> Runtime:
     """The runtime of that name. Starts nothing."""
-    return LocalRuntime()
+    return LocalRuntime() if name == "local" else RayRuntime()
+
+
+def promote(limiter: RateLimiter) -> None:
+    """Moves a limiter of this process, with its queue and windows, into the limiter actor of the cluster. Blocks."""
+    from lousho_ray.actors.cluster import NAMESPACE
+    from lousho_ray.actors.limiter import LimiterReference
+
+    name = limiter.name or new_id("limiter-")
+    _limiter_actor()
+    limiter.promote(lambda limits: LimiterReference(LIMITERS, NAMESPACE, name, limits).connect())
+
+
+def _limiter_actor() -> Any:
+    """One for all jobs of the cluster: it outlives the job that started it."""
+    from lousho_ray.actors.cluster import named_actor
+    from lousho_ray.actors.limiter import ACTOR_OPTIONS, RateLimiterActor
+
+    return named_actor(RateLimiterActor, LIMITERS, options={**ACTOR_OPTIONS, "lifetime": "detached"})
+
+
+def _ledger() -> Ledger:
+    """This process's client of the job's budget actor. Blocks while the actor starts."""
+    from lousho_ray.actors.budget import ACTOR_OPTIONS, BudgetActor, remote_ledger
+    from lousho_ray.actors.cluster import NAMESPACE, job_id, named_actor
+
+    name = f"lousho-budget-{job_id()}"
+    named_actor(BudgetActor, name, options=ACTOR_OPTIONS)
+    return remote_ledger(name, NAMESPACE)
+
+
+def _worker_actors() -> list[Any]:
+    """The workers of this job, one per CPU of the cluster. Blocks."""
+    from lousho_ray.actors.cluster import cluster_cpus, job_id, named_actor
+    from lousho_ray.actors.worker import WORKER_OPTIONS, WorkerActor
+
+    names = [f"lousho-worker-{job_id()}-{index}" for index in range(cluster_cpus())]
+    return [named_actor(WorkerActor, name, _ledger, options=WORKER_OPTIONS) for name in names]
+
+
+def _session_actor(key: Any) -> Any:
+    """The actor that hosts a session: always the same one of this job. Blocks."""
+    from lousho_ray.actors.cluster import cluster_cpus, job_id, named_actor
+    from lousho_ray.actors.session import SESSION_OPTIONS, SessionActor
+    from lousho_ray.actors.session_link import host_index
+
+    name = f"lousho-sessions-{job_id()}-{host_index(key, cluster_cpus())}"
+    return named_actor(SessionActor, name, _actor_spawner, options=SESSION_OPTIONS)
+
+
+def _actor_spawner() -> Spawner:
+    """The spawner of a session actor's process, on its work loop."""
+    return create_runtime("ray").spawner()

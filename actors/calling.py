@@ -1,0 +1,71 @@
+"""Calls of actors that may die: bounded in time, tried three times, and an error of ours in the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from lousho_ray.errors import AgentExecutionError
+from lousho_ray.loop_thread import LoopThread
+
+ACTOR_LOOP = LoopThread()
+"""The event loop on which a process talks to its limiter and budget actors. User code runs on loops that come and go (`send_sync`,
+notebooks, threads); one conversation for all of them must outlive each. Apart from `SYNC_LOOP`, whose code may block on it."""
+
+RETRY_DELAYS_S = (0.5, 2.0)
+"""Waits between the three attempts. A killed actor is back after about 0.6 s; an open call notices its death after about 1.8 s."""
+
+
+class ActorCaller:
+    """Calls methods of one actor, which is looked up again after a failure.
+
+    Args:
+        connect: Returns the actor's handle. May raise when there is none now.
+        what: The actor's name in errors, for example "rate limiter".
+    """
+
+    def __init__(self, connect: Callable[[], Any], what: str) -> None:
+        self._connect = connect
+        self._what = what
+        self._handle: Any = None
+
+    async def __call__(self, method: str, *args: Any, timeout_s: float) -> Any:
+        """Calls an idempotent method.
+
+        Raises:
+            AgentExecutionError: `LOUSHO_AGENT_EXECUTION_FAILED`, three attempts failed.
+        """
+        for delay in (*RETRY_DELAYS_S, None):
+            try:
+                return await self._attempt(method, args, timeout_s)
+            except Exception as error:
+                self._handle = None
+                if delay is None:
+                    raise AgentExecutionError(
+                        f"The {self._what} actor cannot be reached: {len(RETRY_DELAYS_S) + 1} attempts failed, the last with "
+                        f"{type(error).__name__}: {_first_line(error)}. Check that the Ray cluster is up."
+                    ) from error
+                await asyncio.sleep(delay)
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _attempt(self, method: str, args: tuple[Any, ...], timeout_s: float) -> Any:
+        if self._handle is None:
+            self._handle = self._connect()
+        async with asyncio.timeout(timeout_s):
+            return await getattr(self._handle, method).remote(*args)
+
+
+def find_actor(name: str, namespace: str | None) -> Any:
+    """The handle of a named actor.
+
+    Raises:
+        ValueError: There is none now.
+    """
+    import ray
+
+    return ray.get_actor(name, namespace=namespace)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0]

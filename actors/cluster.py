@@ -1,0 +1,168 @@
+"""Joining a cluster, and calling its actors: attach once per process, a bound on every wait, Ray's errors in our own terms."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+import ray
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    GetTimeoutError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+    TaskCancelledError,
+)
+
+from lousho_ray.errors import AgentExecutionError, ConfigurationError, LoushoError, OperationTimeoutError
+from lousho_ray.loop_thread import LoopThread
+
+T = TypeVar("T")
+
+NAMESPACE = "lousho"
+"""All our actors live in one namespace, whatever the driver's own is: independent jobs find the same limiters and stores."""
+
+CALL_TIMEOUT_S = 60.0
+"""The bound of a call that should answer at once; long-polls and turns have bounds of their own."""
+
+_ATTACH_THREAD = LoopThread()
+# Ray's processes ask the kernel to die with the *thread* that started them, so a cluster is only ever started from a thread that
+# lives as long as the process.
+
+_ATTACHING = threading.Lock()
+
+_HELD: dict[str, tuple[str, Any]] = {}
+# An actor that is not detached ends with its last handle: this process holds those it asked for, by name, together with its own id
+# in the cluster (a handle of an earlier cluster is worth nothing).
+
+
+def attach() -> None:
+    """Joins the cluster of this process; blocks. Does nothing when it has joined one (or runs inside one) already.
+
+    Order: the cluster the process is in, the one of `RAY_ADDRESS` (set inside a submitted job), else a local one of its own, without
+    dashboard and log forwarding.
+
+    Raises:
+        ConfigurationError: `LOUSHO_CONFIG_INVALID`: no cluster answers at that address, or it cannot be joined.
+    """
+    with _ATTACHING:
+        if ray.is_initialized():
+            return
+        address = os.environ.get("RAY_ADDRESS", "").strip()
+        try:
+            if address:
+                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+            else:
+                ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        except (ConnectionError, RayError, RuntimeError, ValueError) as error:
+            where = f"the cluster at RAY_ADDRESS={address}" if address else "a local cluster"
+            raise ConfigurationError(
+                f"Cannot join {where}: {error}. Start one with `ray start --head`, set RAY_ADDRESS to a running one, "
+                "or use runtime='local'.",
+                field="runtime",
+            ) from error
+
+
+async def attached() -> None:
+    """`attach()` without blocking the event loop."""
+    if ray.is_initialized():
+        return
+    await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_attach(), _ATTACH_THREAD.loop()))
+
+
+def attach_sync() -> None:
+    """`attach()` from a thread that need not live on."""
+    if not ray.is_initialized():
+        _ATTACH_THREAD.run(_attach())
+
+
+async def _attach() -> None:
+    attach()
+
+
+class ActorLostError(AgentExecutionError):
+    """The process behind a call died or cannot be reached; whether the call took effect is unknown."""
+
+
+async def ask(call: Awaitable[T], what: str, *, timeout_s: float | None = CALL_TIMEOUT_S) -> T:
+    """Awaits an actor call with a bound and returns its answer or raises what the actor raised, as the same object it was there.
+
+    Args:
+        call: The call's object reference.
+        what: Names the actor in errors, such as `the session actor of 'user-42'`.
+        timeout_s: Seconds; `None` only for calls that the actor itself bounds.
+
+    Raises:
+        ActorLostError: `LOUSHO_AGENT_EXECUTION_FAILED`: the actor's process died or is out of reach.
+        OperationTimeoutError: `LOUSHO_OPERATION_TIMEOUT`.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await call
+    except TimeoutError as error:
+        if isinstance(error, LoushoError):
+            raise
+        ms = (timeout_s or 0) * 1000
+        raise OperationTimeoutError(f"{what} did not answer within {ms:g} ms.", operation=what, timeout_ms=ms) from None
+    except RayError as error:
+        raise translated(error, what) from unwrapped(error)
+
+
+def translated(error: BaseException, what: str) -> BaseException:
+    """A Ray error in our own terms: the actor's own exception, a lost actor, or a time-out."""
+    cause = unwrapped(error)
+    if cause is not None:
+        return cause
+    match error:
+        case GetTimeoutError():
+            return OperationTimeoutError(f"{what} did not answer in time.", operation=what)
+        case ActorDiedError() | ActorUnavailableError() | RayActorError():
+            return ActorLostError(f"{what} was lost: {_first_line(error)}")
+        case TaskCancelledError():
+            return ActorLostError(f"A call of {what} was cancelled; whether it took effect is unknown.")
+        case RayError():
+            return AgentExecutionError(f"{what} failed: {_first_line(error)}")
+        case _:
+            return error
+
+
+def unwrapped(error: BaseException) -> BaseException | None:
+    """The exception an actor method raised, out of Ray's wrapper."""
+    if isinstance(error, RayTaskError):
+        cause = error.cause
+        return cause if isinstance(cause, BaseException) and not isinstance(cause, RayTaskError) else None
+    return None
+
+
+def job_id() -> str:
+    return str(ray.get_runtime_context().get_job_id())
+
+
+def cluster_cpus() -> int:
+    """CPUs of the cluster, at least 1."""
+    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    return max(1, int(resources.get("CPU", 1)))
+
+
+def named_actor(cls: type[Any], name: str, *args: Any, options: dict[str, Any]) -> Any:
+    """The actor of that name, made when it is not there. Of several callers at once, in any process, one makes it. Blocks."""
+    me = str(ray.get_runtime_context().get_worker_id())
+    held = _HELD.get(name)
+    if held is not None and held[0] == me:
+        return held[1]
+    groups = options.get("concurrency_groups")
+    remote: Any = ray.remote(cls) if groups is None else ray.remote(concurrency_groups=groups)(cls)  # type: ignore[call-overload]
+    rest = {key: value for key, value in options.items() if key != "concurrency_groups"}
+    handle = remote.options(name=name, namespace=NAMESPACE, get_if_exists=True, **{"num_cpus": 0, **rest}).remote(*args)
+    _HELD[name] = (me, handle)
+    return handle
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,0 +1,187 @@
+"""Session actors: each hosts many sessions and runs their turns. A session id always maps to the same actor of its job."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakSet
+
+import ray
+
+from lousho_ray.actors.shipping import Shipment, Warehouse
+from lousho_ray.actors.store import StoreReference
+from lousho_ray.errors import AgentExecutionError
+from lousho_ray.events import Event
+from lousho_ray.handle import LocalRun
+from lousho_ray.loop.inbox import QueuedInput
+from lousho_ray.loop.result import ExecutionResult
+from lousho_ray.messages import Message
+from lousho_ray.ports import SessionStore
+from lousho_ray.session import SessionHost, SessionLines, TurnRequest
+from lousho_ray.stores.memory import MemorySessionStore
+from lousho_ray.subagents import Spawner
+
+POLL_S = 10.0
+"""How long a read of events stays open without news."""
+
+KEPT_S = 60.0
+"""How long a finished turn can still be read by a handle that lost its connection."""
+
+READER_LEASE_S = 30.0
+"""A streamed turn whose reader has been silent for this long is stopped: nobody would see the rest."""
+
+SESSION_OPTIONS: dict[str, Any] = {
+    "max_restarts": -1,
+    "max_task_retries": 0,
+    "max_concurrency": 10_000,
+    "concurrency_groups": {"control": 4},
+    "scheduling_strategy": "SPREAD",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SessionKey:
+    """Names a session: its id in a store, or in memory that belongs to one handle (`private`)."""
+
+    session_id: str
+    store: StoreReference | None = None
+    private: str | None = None
+
+    @property
+    def text(self) -> str:
+        return f"{self.store.name if self.store is not None else self.private}/{self.session_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class EventBatch:
+    """Events of a turn from the cursor that was asked for; `cursor` is the next one, `end` whether that was all."""
+
+    events: Sequence[Event]
+    cursor: int
+    end: bool
+
+
+class SessionActor:
+    """Hosts sessions.
+
+    Args:
+        spawner: Makes the process's spawner of sub-agents.
+    """
+
+    def __init__(self, spawner: Callable[[], Spawner]) -> None:
+        self._spawner = spawner
+        self._warehouse = Warehouse()
+        self._lines = SessionLines()
+        self._stores: dict[str, SessionStore] = {}
+        self._turns: dict[str, _Turn] = {}
+        self._hosts: WeakSet[SessionHost] = WeakSet()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._one_spawner: Spawner | None = None
+
+    async def start(self, key: SessionKey, shipment: Shipment, request: TurnRequest) -> None:
+        """Puts a turn in line. Calling it again for the same run changes nothing."""
+        self._loop = asyncio.get_running_loop()
+        if request.run_id in self._turns:
+            return
+        host = await self._host(key, shipment)
+        if request.run_id in self._turns:
+            return
+        run = host.start(request)
+        self._turns[request.run_id] = turn = _Turn(run, self._loop, request.observed)
+        run.task.add_done_callback(lambda _: turn.finish(lambda: self._turns.pop(request.run_id, None)))
+
+    async def result(self, run_id: str) -> ExecutionResult[Any] | None:
+        """The result of a turn, or what it raised; `None` when it is not over after `POLL_S`."""
+        run = self._turn(run_id).run
+        done, _ = await asyncio.wait({run.task}, timeout=POLL_S)
+        return run.task.result() if done else None
+
+    async def read(self, run_id: str, cursor: int) -> EventBatch:
+        """The events of a turn from `cursor` on; waits up to `POLL_S` for the first."""
+        turn = self._turn(run_id)
+        turn.seen()
+        events, cursor = await turn.run.log.read(cursor, wait_s=POLL_S)
+        turn.seen()
+        return EventBatch(events, cursor, turn.run.log.at_end(cursor))
+
+    async def load(self, key: SessionKey) -> list[Message]:
+        return await self._store(key).load(key.session_id) or []
+
+    async def clear(self, key: SessionKey, shipment: Shipment) -> int:
+        return await (await self._host(key, shipment)).clear()
+
+    async def applied(self, run_id: str, input_id: str) -> bool:
+        """Whether an input that was enqueued or steered joined its run; waits until that is known."""
+        item = self._turn(run_id).inputs.get(input_id)
+        return False if item is None else await asyncio.shield(item.applied)
+
+    async def add_input(self, run_id: str, input_id: str, messages: tuple[Message, ...], steer: bool) -> None:
+        """Puts an input into a running turn. Calling it again with the same id changes nothing."""
+        turn = self._turn(run_id)
+        if input_id in turn.inputs:
+            return
+        item = turn.inputs[input_id] = QueuedInput(messages, id=input_id)
+        (turn.run.inbox.steer if steer else turn.run.inbox.enqueue)(item)
+
+    @ray.method(concurrency_group="control")
+    async def abort(self, run_id: str, reason: str | None, leave: bool) -> None:
+        """Aborts a turn; `leave` says that its reader is gone. Gets through while the work loop is busy."""
+        turn = self._turns.get(run_id)
+        if turn is not None and self._loop is not None:
+            self._loop.call_soon_threadsafe(turn.run.leave if leave else turn.run.abort, *(() if leave else (reason,)))
+
+    @ray.method(concurrency_group="control")
+    async def forget(self, private: str) -> None:
+        """A handle with a session in memory is gone."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._stores.pop, private, None)
+
+    @ray.method(concurrency_group="control")
+    async def turns(self) -> int:
+        """How many turns run or wait."""
+        return sum(not turn.run.task.done() for turn in self._turns.values())
+
+    async def _host(self, key: SessionKey, shipment: Shipment) -> SessionHost:
+        definition = await self._warehouse.unpack(shipment)
+        store = self._store(key)
+        if self._one_spawner is None:
+            self._one_spawner = self._spawner()
+        spawner = self._one_spawner
+        return SessionHost(definition, key.session_id, store, self._lines.of(store, key.session_id), lambda: spawner)
+
+    def _store(self, key: SessionKey) -> SessionStore:
+        name = key.store.name if key.store is not None else key.private or ""
+        if name not in self._stores:
+            self._stores[name] = key.store.connect().sessions if key.store is not None else MemorySessionStore()
+        return self._stores[name]
+
+    def _turn(self, run_id: str) -> _Turn:
+        turn = self._turns.get(run_id)
+        if turn is None:
+            raise AgentExecutionError(
+                f"The session actor does not know run {run_id}: it was started again meanwhile, or the run ended long ago."
+            )
+        return turn
+
+
+class _Turn:
+    """A turn and its reader's lease."""
+
+    def __init__(self, run: LocalRun, loop: asyncio.AbstractEventLoop, observed: bool) -> None:
+        self.run = run
+        self.inputs: dict[str, QueuedInput] = {}
+        self._loop = loop
+        self._timer = loop.call_later(READER_LEASE_S, run.leave) if observed else None
+
+    def seen(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = self._loop.call_later(READER_LEASE_S, self.run.leave)
+
+    def finish(self, forget: Callable[[], Any]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._loop.call_later(KEPT_S, forget)

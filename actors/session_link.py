@@ -1,0 +1,219 @@
+"""The caller's side of a hosted session: a link that the session handle uses, and the handle's view of one turn."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from lousho_ray.actors.cluster import ActorLostError, ask, attached
+from lousho_ray.actors.session import POLL_S, SessionKey
+from lousho_ray.actors.shipping import Shipment, Shipper
+from lousho_ray.cancellation import AbortReason
+from lousho_ray.definition import AgentDefinition
+from lousho_ray.errors import AgentExecutionError
+from lousho_ray.eventlog import EventLog
+from lousho_ray.events import ErrorEvent, ErrorInfo, Event, RunDone
+from lousho_ray.handle import RunSource
+from lousho_ray.ids import new_id
+from lousho_ray.loop.emitter import Emitter, Stamp
+from lousho_ray.loop.result import ExecutionResult
+from lousho_ray.messages import Message
+from lousho_ray.ports import Observer
+from lousho_ray.session import TurnRequest
+
+START_TIMEOUT_S = 120.0
+
+
+class HostedLink:
+    """Reaches a session in its actor. Nothing happens before the first call."""
+
+    def __init__(
+        self,
+        definition: AgentDefinition,
+        key: Callable[[], Awaitable[SessionKey]],
+        services: Callable[[], tuple[Shipper, Any]],
+        host: Callable[[SessionKey], Any],
+    ) -> None:
+        self._definition = definition
+        self._make_key = key
+        self._services = services
+        self._host = host
+        self._key: SessionKey | None = None
+        self._actor: Any = None
+        self._last_start: asyncio.Task[None] | None = None
+
+    def start(self, request: TurnRequest, observers: Sequence[Observer]) -> RunSource:
+        turn = HostedTurn(self, request, observers)
+        # Actors do not keep the order of calls: a start is sent when the one before it has been answered.
+        self._last_start = turn.begin(after=self._last_start)
+        return turn
+
+    async def load(self) -> list[Message]:
+        key, actor = await self.connect()
+        messages: list[Message] = await ask(actor.load.remote(key), self.what)
+        return messages
+
+    async def clear(self) -> int:
+        key, actor = await self.connect()
+        count: int = await ask(actor.clear.remote(key, await self._ship()), self.what)
+        return count
+
+    async def connect(self) -> tuple[SessionKey, Any]:
+        if self._key is None:
+            await attached()
+            self._key = await self._make_key()
+        if self._actor is None:
+            self._actor = await asyncio.to_thread(self._host, self._key)
+        return self._key, self._actor
+
+    async def send(self, request: TurnRequest) -> Any:
+        """Puts a turn in line; returns the actor it runs in."""
+        key, actor = await self.connect()
+        shipment = await self._ship()
+        await ask(actor.start.remote(key, shipment, request), self.what, timeout_s=START_TIMEOUT_S)
+        return actor
+
+    async def _ship(self) -> Shipment:
+        return await self._services()[0].ship(self._definition)
+
+    @property
+    def what(self) -> str:
+        return f"The actor of session '{self._key.session_id}'" if self._key is not None else "A session actor"
+
+
+class HostedTurn:
+    """A turn that runs in a session actor, as its handle sees it. Events come by long-poll with a cursor."""
+
+    def __init__(self, link: HostedLink, request: TurnRequest, observers: Sequence[Observer]) -> None:
+        self.run_id = request.run_id
+        self._link = link
+        self._request = replace(request, observed=request.observed or bool(observers))
+        self._observers = tuple(observers)
+        # With observers there are two readers, but an actor's log has one: it is read here and kept for the handle.
+        self._log: EventLog[Event] | None = EventLog() if observers and request.observed else None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._result: asyncio.Task[ExecutionResult[Any]] | None = None
+        self._seen_done = False
+        self._started: asyncio.Task[Any]
+
+    def begin(self, after: asyncio.Task[None] | None) -> asyncio.Task[None]:
+        self._started = self._task(self._start(after))
+        self._result = self._task(self._fetch_result())
+        if self._observers:
+            self._task(self._pump())
+        return self._started
+
+    async def read(self, cursor: int) -> tuple[list[Event], int, bool]:
+        if self._log is not None:
+            events, cursor = await self._log.read(cursor)
+            return events, cursor, self._log.at_end(cursor)
+        return await self._read(cursor)
+
+    async def result(self) -> ExecutionResult[Any]:
+        assert self._result is not None
+        return await asyncio.shield(self._result)
+
+    def enqueue(self, messages: tuple[Message, ...]) -> tuple[str, Awaitable[bool]]:
+        return self._add_input(messages, steer=False)
+
+    def steer(self, messages: tuple[Message, ...]) -> tuple[str, Awaitable[bool]]:
+        return self._add_input(messages, steer=True)
+
+    def abort(self, reason: object | None) -> None:
+        text = AbortReason.of(reason).message
+        self._task(self._control(lambda actor: actor.abort.remote(self.run_id, text, False)))
+
+    def leave(self) -> None:
+        if self._result is not None and not self._result.done():
+            self._task(self._control(lambda actor: actor.abort.remote(self.run_id, None, True)))
+
+    async def _start(self, after: asyncio.Task[None] | None) -> Any:
+        if after is not None:
+            await asyncio.wait({after})
+        return await self._link.send(self._request)
+
+    async def _fetch_result(self) -> ExecutionResult[Any]:
+        actor = await asyncio.shield(self._started)
+        while True:
+            try:
+                result: ExecutionResult[Any] | None = await ask(
+                    actor.result.remote(self.run_id), self._link.what, timeout_s=POLL_S * 3
+                )
+            except ActorLostError as error:
+                raise ActorLostError(f"{error.detail} The turn's outcome is unknown: load the session, then send again.") from error
+            if result is not None:
+                return result
+
+    async def _read(self, cursor: int) -> tuple[list[Event], int, bool]:
+        try:
+            actor = await asyncio.shield(self._started)
+            batch = await ask(actor.read.remote(self.run_id, cursor), self._link.what, timeout_s=POLL_S * 3)
+        except Exception as error:
+            return ([] if self._seen_done else self._failure(error, cursor)), cursor, True
+        events = list(batch.events)
+        self._seen_done = self._seen_done or any(isinstance(event, RunDone) for event in events)
+        if batch.end and not self._seen_done:
+            assert self._result is not None
+            failure = await _error_of(self._result)
+            events += self._failure(failure or AgentExecutionError("The run ended without its last event."), batch.cursor)
+        return events, batch.cursor, batch.end
+
+    def _failure(self, error: BaseException, seq: int) -> list[Event]:
+        """The two events that end a stream whose actor was lost, or whose turn could not start."""
+        failed: list[Event] = []
+        stamp = Stamp(self.run_id)
+        stamp.seq = seq
+        emitter = Emitter(stamp, (failed.append,))
+        emitter.emit(ErrorEvent, error=ErrorInfo.of(error))
+        emitter.emit(RunDone, finish_reason="error", text="")
+        self._seen_done = True
+        return failed
+
+    async def _pump(self) -> None:
+        """Hands the events to the observers here, where the caller is, and keeps them for the handle's own reader."""
+        cursor, end = 0, False
+        while not end:
+            events, cursor, end = await self._read(cursor)
+            for event in events:
+                for observer in self._observers:
+                    observer(event)
+                if self._log is not None:
+                    self._log.append(event)
+                    await self._log.drain()
+        if self._log is not None:
+            self._log.close()
+
+    def _add_input(self, messages: tuple[Message, ...], *, steer: bool) -> tuple[str, Awaitable[bool]]:
+        input_id = new_id("in_")
+        return input_id, asyncio.shield(self._task(self._input_applied(input_id, messages, steer)))
+
+    async def _input_applied(self, input_id: str, messages: tuple[Message, ...], steer: bool) -> bool:
+        actor = await asyncio.shield(self._started)
+        await ask(actor.add_input.remote(self.run_id, input_id, messages, steer), self._link.what)
+        applied: bool = await ask(actor.applied.remote(self.run_id, input_id), self._link.what, timeout_s=None)
+        return applied
+
+    async def _control(self, call: Callable[[Any], Awaitable[Any]]) -> None:
+        actor = await asyncio.shield(self._started)
+        await ask(call(actor), self._link.what)
+
+    def _task(self, coroutine: Any) -> asyncio.Task[Any]:
+        """A task of this turn; what it raises belongs to whoever awaits it, and makes no noise when nobody does."""
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return task
+
+
+def host_index(key: SessionKey, hosts: int) -> int:
+    """Rendezvous hashing: the actor of a session among `hosts`; few sessions move when the number changes."""
+    return max(range(hosts), key=lambda index: hashlib.blake2b(f"{index}/{key.text}".encode(), digest_size=8).digest())
+
+
+async def _error_of(task: asyncio.Task[Any]) -> BaseException | None:
+    await asyncio.wait({task})
+    return None if task.cancelled() else task.exception()

@@ -1,0 +1,152 @@
+"""Shipping agents: a definition is pickled once, put into the object store once, and rebuilt once in each process that runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import io
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+import ray
+
+from lousho_ray.definition import AgentDefinition
+from lousho_ray.errors import ConfigurationError, LoushoError
+from lousho_ray.limits.limiter import RateLimiter
+
+KEPT_DEFINITIONS = 32
+"""Rebuilt definitions that a worker process keeps, the least used one going first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shipment:
+    """A definition on its way: its content hash, and the reference to its bytes (in a list, so that Ray does not fetch it unasked)."""
+
+    digest: str
+    parcel: list[Any]
+
+
+class Shipper:
+    """Makes shipments. Limiters that still live in this process are moved to the cluster first, so that they stay one."""
+
+    def __init__(self, promote: Callable[[RateLimiter], None]) -> None:
+        self._promote = promote
+        self._made: OrderedDict[int, tuple[AgentDefinition, Shipment]] = OrderedDict()
+        self._lock = asyncio.Lock()
+
+    async def ship(self, definition: AgentDefinition) -> Shipment:
+        """The shipment of a definition; the same one for the same object."""
+        async with self._lock:
+            known = self._made.get(id(definition))
+            if known is not None and known[0] is definition:
+                self._made.move_to_end(id(definition))
+                return known[1]
+            data = await asyncio.to_thread(dump, definition.portable(), self._promote)
+            shipment = Shipment(hashlib.sha256(data).hexdigest(), [await asyncio.to_thread(ray.put, data)])
+            self._made[id(definition)] = (definition, shipment)
+            while len(self._made) > KEPT_DEFINITIONS:
+                self._made.popitem(last=False)
+            return shipment
+
+
+class Warehouse:
+    """Rebuilds definitions in the process that runs them, each once."""
+
+    def __init__(self) -> None:
+        self._definitions: OrderedDict[str, AgentDefinition] = OrderedDict()
+
+    async def unpack(self, shipment: Shipment) -> AgentDefinition:
+        definition = self._definitions.get(shipment.digest)
+        if definition is None:
+            definition = cloudpickle.loads(await shipment.parcel[0])
+            self._definitions[shipment.digest] = definition
+            while len(self._definitions) > KEPT_DEFINITIONS:
+                self._definitions.popitem(last=False)
+        self._definitions.move_to_end(shipment.digest)
+        return definition
+
+
+def dump(value: Any, promote: Callable[[RateLimiter], None]) -> bytes:
+    """Pickles by value what an import cannot find (tools of `__main__` and notebooks).
+
+    Raises:
+        ConfigurationError: `LOUSHO_CONFIG_INVALID`, naming the option and the object that cannot be pickled.
+    """
+    try:
+        return _dump(value, promote)
+    except LoushoError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(
+            f"The agent cannot be sent to another process: {_culprit(value, promote) or error}. Make it inside the tool or hook "
+            "that uses it, or use runtime='local'.",
+            field=_field_of(value, promote),
+        ) from error
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    def __init__(self, file: io.BytesIO, promote: Callable[[RateLimiter], None]) -> None:
+        super().__init__(file)
+        self._promote = promote
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, RateLimiter) and not obj.shared:
+            self._promote(obj)
+        return super().reducer_override(obj)
+
+
+def _dump(value: Any, promote: Callable[[RateLimiter], None]) -> bytes:
+    file = io.BytesIO()
+    _Pickler(file, promote).dump(value)
+    return file.getvalue()
+
+
+def _fails(value: Any, promote: Callable[[RateLimiter], None]) -> Exception | None:
+    try:
+        _dump(value, promote)
+    except Exception as error:
+        return error
+    return None
+
+
+def _field_of(value: Any, promote: Callable[[RateLimiter], None]) -> str | None:
+    if not dataclasses.is_dataclass(value):
+        return None
+    return next((item.name for item in dataclasses.fields(value) if _fails(getattr(value, item.name), promote)), None)
+
+
+def _culprit(value: Any, promote: Callable[[RateLimiter], None]) -> str | None:
+    """Which option holds what cannot be pickled, down to the tool's name and the captured variable where that can be told."""
+    name = _field_of(value, promote)
+    if name is None:
+        return None
+    option = getattr(value, name)
+    parts = option.items() if isinstance(option, dict) else enumerate(option) if isinstance(option, tuple) else ()
+    for key, part in parts:
+        error = _fails(part, promote)
+        if error is not None:
+            inner = _culprit(part, promote) if isinstance(part, AgentDefinition) else None
+            return f"{name}[{key!r}]: {inner or _captured(part, promote) or error}"
+    return f"{name}: {_fails(option, promote)}"
+
+
+def _captured(part: Any, promote: Callable[[RateLimiter], None]) -> str | None:
+    """The variable of a function's closure, or the attribute of an object, that cannot be pickled."""
+    function = getattr(part, "function", part)
+    closure = getattr(function, "__closure__", None) or ()
+    names = function.__code__.co_freevars if closure else ()
+    pairs = [(name, cell.cell_contents) for name, cell in zip(names, closure, strict=True)]
+    code = getattr(function, "__code__", None)
+    if code is not None:
+        pairs += [(name, function.__globals__[name]) for name in code.co_names if name in function.__globals__]
+    else:
+        pairs += list(getattr(part, "__dict__", {}).items())
+    for name, content in pairs:
+        error = _fails(content, promote)
+        if error is not None:
+            return f"it uses {name!r}, a {type(content).__name__}: {error}"
+    return None
