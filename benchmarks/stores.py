@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
@@ -22,6 +21,7 @@ from lousho_ray.stores.memory import MemoryStore, memory_store
 from lousho_ray.stores.sqlite import SqliteStore
 
 Store = MemoryStore | FileStore | SqliteStore
+Work = Callable[[Store, int, int, int], Awaitable[int]]
 TEXT = "The quick brown fox jumps over the lazy dog. " * 5
 
 
@@ -71,19 +71,20 @@ def written_bytes() -> int:
     return 0
 
 
-async def measure(
-    name: str, work: Callable[[Store, int, int, int], Awaitable[int]], make: Callable[[str], Store], options: argparse.Namespace
-) -> None:
+def kept_bytes(folder: str) -> int:
+    return sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
+
+
+async def measure(name: str, work: Work, make: Callable[[str], Store], options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(dir=options.dir) as folder:
         async with make(folder) as store:
             written, cpu, start = written_bytes(), time.process_time(), time.perf_counter()
             saves = await work(store, options.sessions, options.turns, options.at_once)
             wall, cpu, written = time.perf_counter() - start, time.process_time() - cpu, written_bytes() - written
-            groups = f"{store.transactions / saves:.3f}" if isinstance(store, SqliteStore) else "-"
-        size = sum(os.path.getsize(Path(place) / file) for place, _, files in os.walk(folder) for file in files)
+            flushes = f"{store.transactions / saves:.3f}" if isinstance(store, SqliteStore) else "-"
         print(
-            f"{work.__name__:14}{name:9}{saves / wall:9.0f}{cpu / saves * 1e3:10.3f}{groups:>12}"
-            f"{written / saves / 1e3:12.1f}{size / 1e6:9.2f}"
+            f"{work.__name__:14}{name:9}{saves / wall:9.0f}{cpu / saves * 1e3:10.3f}{flushes:>14}"
+            f"{written / saves / 1e3:12.1f}{kept_bytes(folder) / 1e6:9.2f}"
         )
 
 
@@ -99,7 +100,7 @@ async def main() -> None:
         "sqlite": lambda folder: SqliteStore(Path(folder) / "agent.db"),
         "files": lambda folder: file_store(folder),
     }
-    print(f"{'workload':14}{'store':9}{'saves/s':>9}{'CPU ms':>10}{'flushes/save':>12}{'kB written':>12}{'MB kept':>9}")
+    print(f"{'workload':14}{'store':9}{'saves/s':>9}{'CPU ms':>10}{'flushes/save':>14}{'kB written':>12}{'MB kept':>9}")
     for work in (conversations, checkpoints, long):
         for name, make in makers.items():
             await measure(name, work, make, options)
