@@ -29,6 +29,7 @@ ENVIRONMENT_MODELS: tuple[tuple[str, str], ...] = (
 
 MODEL_VARIABLE = "LOUSHO_MODEL"
 CASSETTE_VARIABLE = "LOUSHO_EVAL_CASSETTES"
+MISSING_KEY = "LOUSHO_PROVIDER_MISSING_API_KEY"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,19 +132,17 @@ def resolve_provider(spec: str, *, caller: str = "resolve_provider", source: str
             when the provider is called.
     """
     prefix, model = _split(spec, caller, source)
-    if not LLMProviderRegistry.has(prefix):
-        raise _unknown(caller, prefix, model, source)
-    if LLMProviderRegistry.is_registered(prefix):
-        return LLMProviderRegistry.create(prefix, {"default_model": model})
-    if prefix == "pi":
-        return _resolve_pi(model, caller, source)
+    nested = model.removeprefix("pi/") if prefix == "pi" and not LLMProviderRegistry.is_registered("pi") else None
     try:
-        config = _credentials(prefix, spec, caller, source)
+        if nested is None:
+            return _make(prefix, model, _credentials(prefix, model, spec, caller, source))
+        inner, inner_model = _split(nested, caller, source)
+        credentials = _credentials(inner, inner_model, spec, caller, source, under="pi/")
+        return _make("pi", nested, credentials)
     except ConfigurationError as error:
-        if _environment(CASSETTE_VARIABLE) in ("replay", "auto"):
-            return KeylessProvider(prefix, model, error)
+        if error.code == MISSING_KEY and _environment(CASSETTE_VARIABLE) in ("replay", "auto"):
+            return KeylessProvider(prefix, nested or model, error)
         raise
-    return BUILT_IN[prefix].create({**config, "default_model": model})
 
 
 def resolve_from_environment(*, caller: str = "create_agent") -> LLMProvider:
@@ -196,12 +195,12 @@ def _split(spec: object, caller: str, source: str | None) -> tuple[str, str]:
     return prefix, model
 
 
-def _unknown(caller: str, prefix: str, model: str | None = None, source: str | None = None) -> ConfigurationError:
+def _unknown(caller: str, prefix: str, model: str | None = None, source: str | None = None, under: str = "") -> ConfigurationError:
     names = LLMProviderRegistry.names()
     close = difflib.get_close_matches(prefix.lower(), names, n=1, cutoff=0.6)
     meant = ""
     if close:
-        meant = f" Did you mean '{close[0] if model is None else f'{close[0]}/{model}'}'?"
+        meant = f" Did you mean '{close[0] if model is None else f'{under}{close[0]}/{model}'}'?"
     where = "" if source is None else f" of {source}"
     return ConfigurationError(
         f"{caller}: unknown provider {prefix!r}{where}. Supported: {', '.join(names)}.{meant}",
@@ -210,30 +209,29 @@ def _unknown(caller: str, prefix: str, model: str | None = None, source: str | N
     )
 
 
-def _credentials(prefix: str, spec: str, caller: str, source: str | None) -> dict[str, str]:
-    built_in = BUILT_IN[prefix]
+def _credentials(prefix: str, model: str, spec: str, caller: str, source: str | None, under: str = "") -> dict[str, str]:
+    """The options of a provider that come from the environment; of a registered one none."""
+    if not LLMProviderRegistry.has(prefix):
+        raise _unknown(caller, prefix, model, source, under)
     config: dict[str, str] = {}
-    for option, variable in built_in.variables.items():
+    if LLMProviderRegistry.is_registered(prefix):
+        return config
+    for option, variable in BUILT_IN[prefix].variables.items():
         value = _environment(variable)
         if value is not None:
             config[option] = value
-        elif option in built_in.required:
+        elif option in BUILT_IN[prefix].required:
             raise ConfigurationError(
                 f"{caller}: {variable} is not set. {_said(spec, source)} needs it: set it in the environment, "
                 f"or pass a provider object made with {option}=.",
-                code="LOUSHO_PROVIDER_MISSING_API_KEY",
+                code=MISSING_KEY,
                 field="model",
             )
     return config
 
 
-def _resolve_pi(model: str, caller: str, source: str | None) -> LLMProvider:
-    """`pi/<provider>/<model>`: the nested provider is resolved, so that its key is checked here, and Pi keeps the id as it is."""
-    nested = model.removeprefix("pi/")
-    resolved = resolve_provider(nested, caller=caller, source=source)
-    if isinstance(resolved, KeylessProvider):
-        return KeylessProvider("pi", nested, resolved.error)
-    return BUILT_IN["pi"].create({"default_model": nested})
+def _make(prefix: str, model: str, credentials: Mapping[str, str]) -> LLMProvider:
+    return LLMProviderRegistry.create(prefix, {**credentials, "default_model": model})
 
 
 def _said(spec: object, source: str | None) -> str:

@@ -132,10 +132,8 @@ async def test_a_failed_call_keeps_its_booking_and_frees_its_slot() -> None:
 async def test_a_stream_is_settled_at_its_finish_and_released_at_its_end() -> None:
     # RL-12, RL-16
     limiter = Recorder()
-    seen: list[list[str]] = []
     provider = with_rate_limit(Streaming(TextChunk("a"), FinishChunk("stop", USED)), limiter)
-    async for _ in provider.stream(REQUEST):
-        seen.append(steps(limiter.log))
+    seen = [steps(limiter.log) async for _ in provider.stream(REQUEST)]
     assert seen == [["acquire"], ["acquire", "settle"]]
     assert steps(limiter.log) == ["acquire", "settle", "release"]
 
