@@ -42,7 +42,7 @@ class Ticket(Call):
         """Replaces the estimate by what the provider reported, input plus output, at the same start. Once; does not wait."""
         if not self._settled:
             self._settled = True
-            self._limiter.link.rebook(self, tokens)
+            self._limiter.link.rebook(self, tokens - self.tokens)
 
     def release(self) -> None:
         """Frees the slot. Once; does not wait."""
@@ -72,7 +72,7 @@ class Link(Protocol):
 
     def release(self, ticket: Ticket) -> None: ...
 
-    def rebook(self, ticket: Ticket, tokens: int) -> None: ...
+    def rebook(self, ticket: Ticket, difference: int) -> None: ...
 
     def adopt(self, waiting: Sequence[Ticket], running: Sequence[Ticket], windows: WindowState) -> None:
         """Takes over what another link held; returns when it is done."""
@@ -134,12 +134,12 @@ class LocalLink:
                 return self._admit()
         return self._successor.release(ticket)
 
-    def rebook(self, ticket: Ticket, tokens: int) -> None:
+    def rebook(self, ticket: Ticket, difference: int) -> None:
         with self._lock:
             if self._successor is None:
-                self._core.rebook(ticket.booking, ticket.tokens, tokens)
+                self._core.rebook(ticket.booking, difference)
                 return self._admit()
-        return self._successor.rebook(ticket, tokens)
+        return self._successor.rebook(ticket, difference)
 
     def adopt(self, waiting: Sequence[Ticket], running: Sequence[Ticket], windows: WindowState) -> None:
         with self._lock:
@@ -167,12 +167,15 @@ class LocalLink:
 
     def _admit(self, entering: Ticket | None = None) -> None:
         """Starts whose turn it is and wakes them, but for `entering`, which is not asleep. Holds the lock."""
+        if self._core.empty:
+            return
         admitted = self._core.admit(self._clock.now())
-        while lost := wake(ticket for ticket in admitted if ticket is not entering):
+        while lost := wake([ticket for ticket in admitted if ticket is not entering]):
             for ticket in lost:
                 self._core.withdraw(ticket)
             admitted = self._core.admit(self._clock.now())
-        self._set_timer()
+        if not self._core.empty:
+            self._set_timer()
 
     def _set_timer(self) -> None:
         """Keeps one timer for the next moment at which the windows may let somebody in. Holds the lock."""
@@ -369,8 +372,10 @@ def show_limits(limits: RateLimits) -> str:
     return str({key: value for key, value in limits.model_dump().items() if value is not None})
 
 
-def wake(tickets: Iterable[Ticket]) -> list[Ticket]:
+def wake(tickets: Sequence[Ticket]) -> list[Ticket]:
     """Tells admitted calls to start, each on its own event loop, with one wake-up per loop. Returns those whose loop is gone."""
+    if not tickets:
+        return []
     by_loop: dict[asyncio.AbstractEventLoop, list[Ticket]] = {}
     for ticket in tickets:
         by_loop.setdefault(ticket.loop, []).append(ticket)

@@ -203,6 +203,7 @@ class LimiterCore(Generic[C]):
 
     def release(self, call: C) -> None:
         """Frees the slot of a call in flight; its bookings stay."""
+        self._queue.pop(call, None)
         self._running.discard(call)
         call.state = ENDED
 
@@ -216,9 +217,9 @@ class LimiterCore(Generic[C]):
             self._tokens.change(call.booking, -call.tokens)
         call.state = ENDED
 
-    def rebook(self, booking: int, before: int, after: int) -> None:
-        """Replaces an estimate of `before` tokens by the `after` that were used, at the same start."""
-        self._tokens.change(booking, after - before)
+    def rebook(self, booking: int, difference: int) -> None:
+        """Adds to what was estimated how many tokens more (or fewer) were used, at the same start."""
+        self._tokens.change(booking, difference)
 
     def assume_half_used(self, since: float, now: float, booking: int) -> None:
         """Books half of both windows at `since`: the history before that is lost, so some of it must be assumed."""
@@ -248,6 +249,11 @@ class LimiterCore(Generic[C]):
         """The call whose turn is next."""
         self._sort()
         return next(iter(self._queue), None)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nobody waits."""
+        return not self._queue
 
     @property
     def idle(self) -> bool:
