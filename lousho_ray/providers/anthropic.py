@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Any
 
 from lousho_ray.ports import Chunk, FinishChunk, GenerateOptions, GenerateResult, ServedBy
+from lousho_ray.providers.anthropic_parts import FileRule
 from lousho_ray.providers.anthropic_reply import ReplyReader, add_usage, fold_result
-from lousho_ray.providers.anthropic_wire import FilePolicy, MessagesRequest, WireOptions, build_request
+from lousho_ray.providers.anthropic_wire import MessagesRequest, WireOptions, build_request
 from lousho_ray.providers.base import EventReader, HTTPProvider, import_client
 from lousho_ray.providers.failures import MalformedReplyError, TruncatedStreamError, error_body
 from lousho_ray.providers.prices import get_model_info
 from lousho_ray.providers.sse import ServerSentEvent, SSEDecoder
 from lousho_ray.usage import ProviderUsage
+
+BASE_URL = "https://api.anthropic.com"
 
 CONTINUATIONS = 3
 """How often one call sends a `pause_turn` reply back to be continued."""
@@ -27,17 +31,27 @@ CONTINUATIONS = 3
 class AnthropicProvider(HTTPProvider):
     """Claude models over Anthropic's Messages API.
 
+    PDF and text files are sent natively.
+
     Args:
+        api_key: Default: the environment variable `ANTHROPIC_API_KEY`.
+        base_url: Default: `ANTHROPIC_BASE_URL`, else Anthropic's own.
         structured_outputs: Sends the schema of a `response_format` as `output_config.format`. Off, it is left to the prompt.
         options: As for every built-in provider; see `HTTPProvider`.
+
+    The environment is read here and never again: a provider that travels to another machine takes what it was made with.
     """
 
     provider_name = "anthropic"
     built_in_model = "claude-sonnet-4-5"
     key_variable = "ANTHROPIC_API_KEY"
+    accepts_file_parts = True
 
-    def __init__(self, *, structured_outputs: bool = False, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(
+        self, *, api_key: str | None = None, base_url: str | None = None, structured_outputs: bool = False, **options: Any
+    ) -> None:
+        api_key = api_key or os.environ.get("ANTHROPIC_API_KEY")
+        super().__init__(api_key=api_key, base_url=base_url or os.environ.get("ANTHROPIC_BASE_URL") or BASE_URL, **options)
         self.structured_outputs = structured_outputs
 
     def configuration(self) -> dict[str, Any]:
@@ -48,11 +62,13 @@ class AnthropicProvider(HTTPProvider):
 
     def new_client(self) -> Any:
         anthropic = import_client("anthropic", "anthropic[aiohttp]>=2.14,<3")
+        # Headers that the client would take from this process's environment: what is sent was decided where this was made.
+        ambient = [line.partition(":")[0].strip() for line in os.environ.get("ANTHROPIC_CUSTOM_HEADERS", "").split("\n")]
         return anthropic.AsyncAnthropic(
             api_key=self.api_key,
             base_url=self.base_url,
             max_retries=0,
-            default_headers=self.headers or None,
+            default_headers={**{name: anthropic.Omit() for name in ambient if name}, **self.headers},
             http_client=anthropic.DefaultAioHttpClient(),
         )
 
@@ -115,10 +131,10 @@ class AnthropicProvider(HTTPProvider):
 
     def _request(self, options: GenerateOptions) -> tuple[str, MessagesRequest]:
         model = options.model or self.default_model or ""
-        otherwise: FilePolicy = "note" if self.unsupported_files == "note" else "refuse"
+        files = FileRule(self.accepts_file_parts, self.unsupported_files == "note")
         info = get_model_info(f"anthropic/{model}")
         limit = None if info is None else info.max_output_tokens
-        wire = WireOptions("native" if self.accepts_file_parts else otherwise, self.structured_outputs, limit)
+        wire = WireOptions(files, self.structured_outputs, limit)
         return model, build_request(options, model, self.warn, wire)
 
     async def _post(self, client: Any, request: MessagesRequest, *, stream: bool) -> Any:
@@ -163,7 +179,7 @@ class AnthropicProvider(HTTPProvider):
         loop = asyncio.get_running_loop()
         deadline = None if self.timeout_ms is None else loop.time() + self.timeout_ms / 1000
         response = await self.within(self._post(client, request, stream=True), "first event", deadline=deadline)
-        whole = response.headers.get("content-type", "").startswith("application/json")
+        whole = response.headers.get("content-type", "").startswith(("application/json", "text/html"))
         return EventReader(self, response, _WholeBody() if whole else SSEDecoder(), deadline)
 
     def _feed(self, reader: ReplyReader, batch: list[ServerSentEvent]) -> Iterator[Chunk]:
@@ -178,7 +194,7 @@ class AnthropicProvider(HTTPProvider):
 
 
 class _WholeBody:
-    """A JSON body where a stream was asked for: one event, at its end."""
+    """A whole body where a stream was asked for: one event, at its end."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []

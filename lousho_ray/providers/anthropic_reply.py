@@ -137,7 +137,7 @@ class ReplyReader:
     @property
     def paused(self) -> bool:
         """Whether the server stopped in the middle of its own tools and wants the turn sent back."""
-        return self.stop_reason == "pause_turn" and not self.calls
+        return self.stop_reason == "pause_turn" and not self.calls and bool(self.content)
 
     @property
     def content(self) -> list[dict[str, Any]]:

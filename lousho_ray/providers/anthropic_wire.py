@@ -7,26 +7,22 @@ as encoded JSON beside it (`Message.wire_cache`), so a request costs what the la
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias
-from urllib.parse import unquote_to_bytes
+from typing import Any, Literal
 
-from lousho_ray.messages import FilePart, ImagePart, Message, ReasoningBlock, TextPart
+from lousho_ray.messages import Message, ReasoningBlock
 from lousho_ray.ports import GenerateOptions, ToolDefinition
+from lousho_ray.providers.anthropic_parts import FileRule, encode_block, text_block, user_blocks
 from lousho_ray.providers.anthropic_thinking import Thinking, thinking_for
 from lousho_ray.providers.transcript import (
     Warn,
     arguments_object,
     clean_text,
     encode_json,
-    file_note,
-    image_type,
     repair_pairs,
     split_system,
-    unsupported_content,
     wire_id,
     wire_name,
 )
@@ -35,9 +31,6 @@ PROVIDER = "anthropic"
 DEFAULT_MAX_TOKENS = 4_096
 CONTINUED = "(conversation continues)"
 NO_OUTPUT = "(no output)"
-
-FilePolicy: TypeAlias = Literal["native", "note", "refuse"]
-"""What happens to a part the API may not carry: files are sent natively, replaced by a note, or refused with an error."""
 
 _CACHE_MARK = ',"cache_control":{"type":"ephemeral"}}'
 
@@ -66,15 +59,16 @@ class MessagesRequest:
     def encode(self, *, stream: bool = False) -> bytes:
         """The request body as UTF-8 JSON."""
         head = {**self.head, "stream": True} if stream else self.head
-        parts = [clean_text(encode_json(head))[:-1]]
+        parts = [encode_block(head)[:-1]]
         if self.tools:
             parts.append(f',"tools":[{",".join(self.tools)}]')
         parts.append(f',"messages":[{",".join([turn.encode() for turn in self.turns])}]}}')
         return "".join(parts).encode()
 
     def continued(self, content: Iterable[Mapping[str, Any]]) -> MessagesRequest:
-        """The request that goes on after a `pause_turn` reply with this `content`."""
-        blocks = [clean_text(encode_json(block)) for block in content]
+        """The request that goes on after a `pause_turn` reply with this `content`, which is not empty."""
+        blocks = [encode_block(block) for block in content]
+        blocks[-1] = _trim_end(blocks[-1])
         last = self.turns[-1]
         if last.role == "assistant":
             return replace(self, turns=(*self.turns[:-1], replace(last, blocks=[*last.blocks, *blocks])))
@@ -85,7 +79,7 @@ class MessagesRequest:
 class WireOptions:
     """What of a provider's own settings shapes a request."""
 
-    files: FilePolicy = "refuse"
+    files: FileRule = field(default_factory=FileRule)
     structured_outputs: bool = False
     max_output_tokens: int | None = None
 
@@ -105,7 +99,8 @@ def build_request(options: GenerateOptions, model: str, warn: Warn, wire: WireOp
     thinking = thinking_for(model, options.reasoning)
     if thinking is not None and not _may_think(turns):
         warn(
-            "thinking-history", "The last tool calls carry no thinking blocks of Anthropic; the request was sent without thinking."
+            "thinking-history",
+            "The turn to continue carries no thinking blocks of Anthropic; the request was sent without thinking.",
         )
         thinking = None
     if thinking is not None and thinking.ignores_budget:
@@ -116,7 +111,7 @@ def build_request(options: GenerateOptions, model: str, warn: Warn, wire: WireOp
         head["system"] = [{**block, "cache_control": {"type": "ephemeral"}} if marks else block]
     head.update(_settings(options, thinking, wire, warn))
     tools = [encode_tool(tool) for tool in options.tools]
-    tools += [clean_text(encode_json(hosted.raw)) for hosted in options.hosted_tools]
+    tools += [encode_block(hosted.raw) for hosted in options.hosted_tools]
     if marks:
         _mark_last(tools)
         _mark_turns(turns)
@@ -128,7 +123,7 @@ def encode_tool(tool: ToolDefinition) -> str:
     cached: str | None = tool.wire_cache.get(PROVIDER)
     if cached is None:
         schema = tool.parameters if "type" in tool.parameters else {"type": "object", **tool.parameters}
-        cached = clean_text(encode_json({"name": tool.name, "description": tool.description, "input_schema": schema}))
+        cached = encode_block({"name": tool.name, "description": tool.description, "input_schema": schema})
         tool.wire_cache[PROVIDER] = cached
     return cached
 
@@ -187,10 +182,10 @@ def _tool_choice(options: GenerateOptions, thinking: Thinking | None, warn: Warn
 
 
 def _may_think(turns: Sequence[Turn]) -> bool:
-    """Whether the API accepts `thinking`: a last assistant turn that called tools must begin with its thinking blocks."""
-    if len(turns) < 2 or not turns[-1].blocks[0].startswith('{"type":"tool_result"'):
-        return True
-    return turns[-2].thinks
+    """Whether the API accepts `thinking`: an assistant turn that is continued, by results or as a beginning, must begin with it."""
+    if turns[-1].role == "assistant":
+        return turns[-1].thinks
+    return turns[-2].thinks if turns[-1].blocks[0].startswith('{"type":"tool_result"') else True
 
 
 def _mark_last(blocks: list[str]) -> None:
@@ -216,7 +211,7 @@ class _TranscriptEncoder:
     """Turns a repaired transcript into turns that alternate."""
 
     original: Sequence[Message]
-    files: FilePolicy
+    files: FileRule
     warn: Warn
     _turns: list[Turn] = field(default_factory=list)
     _ids: dict[str, str] = field(default_factory=dict)  # our ids of the last assistant turn -> wire ids
@@ -284,21 +279,13 @@ class _TranscriptEncoder:
 
     def _user(self, message: Message) -> tuple[str, ...]:
         plain = isinstance(message.content, str)
-        key = PROVIDER if plain else f"{PROVIDER}/{self.files}"
+        key = PROVIDER if plain else f"{PROVIDER}/{self.files.native}/{self.files.note}"
         cached: tuple[str, ...] | None = message.wire_cache.get(key)
         if cached is None:
             position = None if plain else next((i for i, other in enumerate(self.original) if other is message), None)
-            cached = tuple(_user_blocks(message, self.files, position, self.warn))
+            cached = tuple(user_blocks(message, self.files, position, self.warn))
             message.wire_cache[key] = cached
         return cached
-
-
-def _encode(block: Mapping[str, Any]) -> str:
-    return clean_text(encode_json(block))
-
-
-def text_block(text: str) -> str:
-    return _encode({"type": "text", "text": text})
 
 
 def _trim_end(block: str) -> str:
@@ -326,74 +313,11 @@ def _assistant_blocks(message: Message, ids: Sequence[str]) -> list[str]:
 
 def _thinking_block(block: ReasoningBlock) -> str:
     if block.redacted_data is not None:
-        return _encode({"type": "redacted_thinking", "data": block.redacted_data})
-    return _encode({"type": "thinking", "thinking": block.text, "signature": block.signature})
+        return encode_block({"type": "redacted_thinking", "data": block.redacted_data})
+    return encode_block({"type": "thinking", "thinking": block.text, "signature": block.signature})
 
 
 def _result_block(message: Message, wire: str) -> str:
     text = message.text
     block: dict[str, Any] = {"type": "tool_result", "tool_use_id": wire, "content": text if text.strip() else NO_OUTPUT}
-    return _encode({**block, "is_error": True} if message.is_error else block)
-
-
-def _user_blocks(message: Message, files: FilePolicy, position: int | None, warn: Warn) -> Iterable[str]:
-    if isinstance(message.content, str):
-        if message.content.strip():
-            yield text_block(message.content)
-        return
-    for part in message.content:
-        if isinstance(part, TextPart):
-            if part.text.strip():
-                yield text_block(part.text)
-        elif isinstance(part, ImagePart):
-            yield _image_block(part, files, position, warn)
-        else:
-            yield _file_block(part, files, warn)
-
-
-def _image_block(part: ImagePart, files: FilePolicy, position: int | None, warn: Warn) -> str:
-    source: dict[str, Any]
-    if not isinstance(part.image, str):
-        data = base64.b64encode(part.image).decode("ascii")
-        source = {"type": "base64", "media_type": image_type(part, position), "data": data}
-    elif part.image.startswith("data:"):
-        media_type, data = read_data_url(part.image)
-        source = {"type": "base64", "media_type": part.mime_type or media_type, "data": data}
-    elif part.image.startswith("https:"):
-        source = {"type": "url", "url": part.image}
-    else:
-        url = clean_text(part.image)
-        return _instead(f"[image {url} not sent]", f"an image at {url} (only https URLs, data: URLs and bytes)", files, warn)
-    return _encode({"type": "image", "source": source})
-
-
-def read_data_url(url: str) -> tuple[str, str]:
-    """The media type and the base64 data of a `data:` URL."""
-    head, _, data = url.removeprefix("data:").partition(",")
-    media_type = head.split(";")[0] or "text/plain"
-    if ";base64" in head:
-        return media_type, data
-    return media_type, base64.b64encode(unquote_to_bytes(data)).decode("ascii")
-
-
-def _file_block(part: FilePart, files: FilePolicy, warn: Warn) -> str:
-    source: dict[str, Any] | None = None
-    if files == "native" and part.mime_type == "application/pdf":
-        if isinstance(part.data, str) and not part.data.startswith("data:"):
-            source = {"type": "url", "url": part.data}
-        else:
-            data = read_data_url(part.data)[1] if isinstance(part.data, str) else base64.b64encode(part.data).decode("ascii")
-            source = {"type": "base64", "media_type": part.mime_type, "data": data}
-    elif files == "native" and part.mime_type.startswith("text/") and not isinstance(part.data, str):
-        source = {"type": "text", "media_type": "text/plain", "data": part.data.decode("utf-8", "replace")}
-    if source is None:
-        return _instead(file_note(part), f"a file of type {part.mime_type}", files, warn)
-    title = {"title": part.filename} if part.filename else {}
-    return _encode({"type": "document", "source": source, **title})
-
-
-def _instead(note: str, what: str, files: FilePolicy, warn: Warn) -> str:
-    if files != "note":
-        raise unsupported_content("Anthropic", what)
-    warn("unsupported-part", f"Anthropic was not sent {what}; a note stands in its place.")
-    return text_block(note)
+    return encode_block({**block, "is_error": True} if message.is_error else block)

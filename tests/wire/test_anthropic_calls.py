@@ -12,7 +12,18 @@ from typing import Any
 import pytest
 
 from lousho_ray.errors import ConfigurationError, OperationTimeoutError
-from lousho_ray.messages import ImagePart, Message, ReasoningBlock, TextPart, ToolCall, assistant, system, tool_result, user
+from lousho_ray.messages import (
+    FilePart,
+    ImagePart,
+    Message,
+    ReasoningBlock,
+    TextPart,
+    ToolCall,
+    assistant,
+    system,
+    tool_result,
+    user,
+)
 from lousho_ray.ports import (
     Chunk,
     FinishChunk,
@@ -327,8 +338,7 @@ async def test_a_paused_turn_is_sent_back_and_continued_in_one_call(fake_server:
     (hosted,) = result.hosted_tool_calls
     assert (hosted.id, hosted.name, hosted.args, hosted.is_error) == ("s1", "web_search", {"query": "x"}, False)
     assert hosted.sources == ({"url": "https://x.test", "title": "X"},)
-    assert fake_server.bodies[1]["messages"][1] == {"role": "assistant", "content": [*SEARCH, {"type": "text", "text": "so "}]}
-    fake_server.take_violations()
+    assert fake_server.bodies[1]["messages"][1] == {"role": "assistant", "content": [*SEARCH, {"type": "text", "text": "so"}]}
 
 
 async def test_a_stream_continues_a_paused_turn_and_gives_up_after_three(fake_server: FakeServer, make: Make) -> None:
@@ -350,7 +360,11 @@ async def test_a_stream_continues_a_paused_turn_and_gives_up_after_three(fake_se
     assert isinstance(last, FinishChunk)
     assert (last.finish_reason, last.usage) == ("other", ProviderUsage(40, 20))
     assert fake_server.bodies[3]["messages"][1]["content"] == SEARCH * 3
-    fake_server.take_violations()
+
+
+async def test_a_pause_without_content_is_not_sent_back(fake_server: FakeServer, make: Make) -> None:
+    fake_server.on("messages", status(200, body=anthropic_message([], "pause_turn")))
+    assert (await make().generate(options())).finish_reason == "other"
 
 
 # ----------------------------------------------------------------------------------------------------------------- failures
@@ -448,7 +462,8 @@ async def test_the_key_shows_in_no_error(fake_server: FakeServer, make: Make) ->
     assert "sk-secret-key" not in f"{caught.value!r} {caught.value} {classify(caught.value)}"
 
 
-async def test_without_a_key_no_request_is_made() -> None:
+async def test_without_a_key_no_request_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
     with pytest.raises(ConfigurationError) as caught:
         await AnthropicProvider().generate(options())
     assert caught.value.code == "LOUSHO_PROVIDER_MISSING_API_KEY"
@@ -527,9 +542,9 @@ def test_a_provider_works_in_one_loop_after_another() -> None:
 def test_a_provider_travels_as_its_configuration() -> None:
     # PRV-14
     provider = AnthropicProvider(api_key="k", structured_outputs=True, default_model="claude-x")
-    provider.accepts_file_parts = True
+    provider.accepts_file_parts = False
     copy = pickle.loads(pickle.dumps(provider))
-    assert (copy.configuration(), copy.accepts_file_parts) == (provider.configuration(), True)
+    assert (copy.configuration(), copy.accepts_file_parts) == (provider.configuration(), False)
 
 
 def test_an_unknown_option_is_refused_with_the_closest_name() -> None:
@@ -537,6 +552,31 @@ def test_an_unknown_option_is_refused_with_the_closest_name() -> None:
     with pytest.raises(ConfigurationError, match="structured_outputs") as caught:
         AnthropicProvider(api_key="k", structured_output=True)
     assert caught.value.field == "structured_output"
+
+
+async def test_the_environment_is_read_once_where_the_provider_is_made(
+    fake_server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "made-here")
+    monkeypatch.setenv("ANTHROPIC_BASE_URL", fake_server.url)
+    provider = AnthropicProvider(headers={"x-mine": "1"})
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "elsewhere")
+    monkeypatch.setenv("ANTHROPIC_AUTH_TOKEN", "elsewhere")
+    monkeypatch.setenv("ANTHROPIC_BASE_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("ANTHROPIC_CUSTOM_HEADERS", "X-Account: elsewhere\nx-mine: elsewhere")
+    fake_server.respond(Reply(text="ok"))
+    await provider.generate(options())
+    await provider.aclose()
+    headers = fake_server.requests[0].headers
+    assert headers["x-mine"] == "1"
+    assert "elsewhere" not in str(headers)
+    assert "made-here" in str(headers)
+
+
+async def test_a_pdf_is_sent(fake_server: FakeServer, make: Make) -> None:
+    # PRV-22
+    fake_server.respond(Reply(text="ok"))
+    await make().generate(options(user([FilePart(b"%PDF", "application/pdf", "a.pdf"), TextPart("Sum up.")])))
 
 
 async def test_models_are_listed(fake_server: FakeServer, make: Make) -> None:
