@@ -7,6 +7,7 @@ from threading import RLock
 from types import TracebackType
 from typing import Any, TypeVar
 
+from lousho_ray.errors import ConfigurationError
 from lousho_ray.stores.entries import PruneCounts
 
 S = TypeVar("S", bound="ClosingStore")
@@ -67,3 +68,31 @@ class ClosingStore:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self.aclose()
+
+
+_REQUIRED: dict[str, tuple[str, ...]] = {
+    "sessions": ("load", "save", "delete"),
+    "checkpoints": ("save", "load", "delete"),
+    "approvals": ("save", "load", "resolve"),
+}
+
+
+def check_store(store: object, field: str = "store") -> None:
+    """Checks that `store` has at least one part and that each of its parts has the required methods.
+
+    Raises:
+        ConfigurationError: `LOUSHO_CONFIG_INVALID`, naming the part and the method.
+    """
+    parts = {name: getattr(store, name, None) for name in _REQUIRED}
+    if all(part is None for part in parts.values()):
+        raise ConfigurationError(
+            f"{field} is a {type(store).__name__} with none of 'sessions', 'checkpoints' and 'approvals'; pass a store such as "
+            "memory_store() or SqliteStore(path), or an object with at least one of these attributes.",
+            field=field,
+        )
+    for name, part in parts.items():
+        missing = [method for method in _REQUIRED[name] if part is not None and not callable(getattr(part, method, None))]
+        if missing:
+            raise ConfigurationError(
+                f"{field}.{name} ({type(part).__name__}) has no method '{missing[0]}()'.", field=f"{field}.{name}"
+            )

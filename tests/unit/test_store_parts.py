@@ -6,6 +6,7 @@ import logging
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from lousho_ray.stores.json_form import dumps, loads
 from lousho_ray.stores.lease import Lease, after_delete, after_save, claimed, renewed
 from lousho_ray.stores.location import StoreLocation, parse_location
 from lousho_ray.stores.memory import InMemoryApprovalStore, MemorySessionStore, MemoryStore, memory_store
+from lousho_ray.stores.parts import check_store
 from lousho_ray.stores.remembered import Remembered
 from lousho_ray.stores.sqlite import SqliteStore
 
@@ -228,3 +230,16 @@ async def test_what_is_no_message_is_refused() -> None:
         async with store:
             with pytest.raises(ConfigurationError, match=r"messages\[1\] is a dict"):
                 await store.sessions.save("a", [user("x"), {"role": "user"}])  # type: ignore[list-item]
+
+
+def test_a_store_has_a_part_and_parts_have_their_methods() -> None:  # STO-01
+    store = memory_store()
+    check_store(store)
+    check_store(SimpleNamespace(sessions=store.sessions))
+    with pytest.raises(ConfigurationError, match="none of 'sessions', 'checkpoints' and 'approvals'") as info:
+        check_store(store.sessions)
+    assert info.value.field == "store"
+    half = SimpleNamespace(save=store.approvals.save, load=store.approvals.load)
+    with pytest.raises(ConfigurationError, match=r"has no method 'resolve\(\)'") as info:
+        check_store(SimpleNamespace(sessions=None, approvals=half))
+    assert info.value.field == "store.approvals"
