@@ -189,6 +189,7 @@ async def cut_short(clock: Clock, limit_ms: float | None, cancel: AbortSignal | 
         asyncio.CancelledError: `cancel` fired.
     """
     loop = asyncio.get_running_loop()
+    scope = asyncio.timeout(None)
     inside = True
 
     def end() -> None:
@@ -199,7 +200,7 @@ async def cut_short(clock: Clock, limit_ms: float | None, cancel: AbortSignal | 
         loop.call_soon_threadsafe(end)
 
     try:
-        async with asyncio.timeout(None) as scope:
+        async with scope:
             timer = None if limit_ms is None else clock.call_later(limit_ms / 1000, end)
             forget = None if cancel is None else cancel.on_abort(on_cancel)
             try:
