@@ -36,6 +36,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, number: int, serve: Callable[[Connection], Awaitable[None]]) -> None:
         self.number = number
         self.client_closed = False
+        self._closing = False
         self._serve = serve
         self._buffer = bytearray()
         self._readable = asyncio.Event()
@@ -93,10 +94,12 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         """Closes in the normal way (FIN)."""
+        self._closing = True
         self._transport.close()
 
     def reset(self) -> None:
         """Closes at once with a TCP reset."""
+        self._closing = True
         self._socket().setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._transport.abort()
 
@@ -110,7 +113,7 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def _gone(self) -> None:
-        if not self.client_closed and not self._transport.is_closing():
+        if not self.client_closed and not self._closing:
             self.client_closed = True
             self.task.cancel()
 
