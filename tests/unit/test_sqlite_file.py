@@ -126,15 +126,19 @@ async def test_a_newer_file_is_refused_and_left_as_it_is(tmp_path: Path) -> None
 async def test_a_newer_version_that_is_only_in_the_log_is_seen(tmp_path: Path) -> None:  # STO-29, D04
     path = tmp_path / "agent.db"
     await first_use(path)
-    other = sqlite3.connect(path, isolation_level=None)
-    other.execute("PRAGMA user_version = 999")  # not folded into the file while the connection is open
-    before = path.read_bytes()
+    code = """
+        import os, signal, sqlite3, sys
+        connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+        connection.execute("PRAGMA user_version = 999")
+        os.kill(os.getpid(), signal.SIGKILL)  # before the log is folded into the file
+    """
+    assert run_python(code, str(path)).returncode == -9
+    before, log = path.read_bytes(), Path(f"{path}-wal").read_bytes()
     store = SqliteStore(path)
     with pytest.raises(StorageError, match="version 999"):
         await store.sessions.load("a")
     await store.aclose()
-    assert path.read_bytes() == before
-    other.close()
+    assert (path.read_bytes(), Path(f"{path}-wal").read_bytes()) == (before, log)
 
 
 async def test_an_older_file_is_migrated_step_by_step(tmp_path: Path) -> None:  # STO-29
