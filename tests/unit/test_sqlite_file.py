@@ -252,10 +252,11 @@ def test_a_forgotten_store_ends_its_thread(tmp_path: Path) -> None:  # D07
 
 async def test_use_after_a_fork_is_an_error_and_harms_nothing(tmp_path: Path) -> None:  # D08
     code = """
-        import asyncio, os, sys
+        import asyncio, os, sys, warnings
         from lousho_ray.errors import StorageError
         from lousho_ray.messages import user
         from lousho_ray.stores.sqlite import SqliteStore
+        warnings.filterwarnings("ignore", ".*fork.*", DeprecationWarning)  # Python 3.12 and later warn of forking with threads
         store, unopened = SqliteStore(sys.argv[1]), SqliteStore(sys.argv[1])
         asyncio.run(store.sessions.save("a", [user("parent")]))
         pid = os.fork()
