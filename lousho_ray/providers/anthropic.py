@@ -82,15 +82,20 @@ class AnthropicProvider(HTTPProvider):
         model, request = self._request(options)
         chunks: list[Chunk] = []
         usage: ProviderUsage | None = None
-        for sent in range(CONTINUATIONS + 1):
-            body = await self._reply(request)
+        sent = 0
+        while True:
+            try:
+                body = await self._reply(request)
+            except Exception as exc:
+                self.scrubbed(exc)
+                raise
             reader = ReplyReader(model, options.messages)
             chunks += reader.read(body)
             usage = add_usage(usage, reader.usage)
             if not reader.paused or sent == CONTINUATIONS:
-                break
+                return fold_result(chunks, _finish(reader, usage), body)
             request = request.continued(reader.content)
-        return fold_result(chunks, _finish(reader, usage), body)
+            sent += 1
 
     async def stream(self, options: GenerateOptions, /) -> AsyncGenerator[Chunk, None]:
         """One model turn in chunks. Closing the iterator closes the connection.
@@ -102,7 +107,8 @@ class AnthropicProvider(HTTPProvider):
         """
         model, request = self._request(options)
         usage: ProviderUsage | None = None
-        for sent in range(CONTINUATIONS + 1):
+        sent = 0
+        while True:
             reader = ReplyReader(model, options.messages)
             try:
                 async with await self._open(request) as events:
@@ -117,17 +123,23 @@ class AnthropicProvider(HTTPProvider):
                 raise TruncatedStreamError("Anthropic's stream ended before the answer did.", provider=self.name)
             usage = add_usage(usage, reader.usage)
             if not reader.paused or sent == CONTINUATIONS:
-                break
+                yield _finish(reader, usage)
+                return
             request = request.continued(reader.content)
-        yield _finish(reader, usage)
+            sent += 1
 
     async def get_models(self) -> list[str]:
         """The ids of the models this key may use."""
         client = await self.client()
         httpx2 = import_client("httpx2", "httpx2")
         query = {"params": {"limit": 1000}, "timeout": self._timeout()}
-        response = await self.within(client.get("/v1/models", cast_to=httpx2.Response, options=query), "list of models")
-        return [str(model["id"]) for model in json.loads(response.content).get("data", ())]
+        try:
+            response = await self.within(client.get("/v1/models", cast_to=httpx2.Response, options=query), "list of models")
+            body = self._parse(response.content.decode("utf-8", "replace"))
+        except Exception as exc:
+            self.scrubbed(exc)
+            raise
+        return [str(model["id"]) for model in body.get("data") or ()]
 
     def _request(self, options: GenerateOptions) -> tuple[str, MessagesRequest]:
         model = options.model or self.default_model or ""
@@ -142,11 +154,7 @@ class AnthropicProvider(HTTPProvider):
         body = request.encode(stream=stream)
         self.log_body("request", body)
         options = {"timeout": self._timeout()}
-        try:
-            return await client.post("/v1/messages", cast_to=httpx2.Response, content=body, options=options, stream=stream)
-        except Exception as exc:
-            self.scrubbed(exc)
-            raise
+        return await client.post("/v1/messages", cast_to=httpx2.Response, content=body, options=options, stream=stream)
 
     def _timeout(self) -> Any:
         """Only connecting is bounded by the client: a whole reply and the gaps of a stream are bounded by this class."""
@@ -184,7 +192,7 @@ class AnthropicProvider(HTTPProvider):
 
     def _feed(self, reader: ReplyReader, batch: list[ServerSentEvent]) -> Iterator[Chunk]:
         for event in batch:
-            if not event.data.strip():
+            if reader.done or event.data.strip() in ("", "[DONE]"):  # servers that imitate the API send OpenAI's end mark
                 continue
             self.log_body("event", event.data)
             fields = self._parse(event.data)

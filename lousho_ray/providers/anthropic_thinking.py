@@ -17,9 +17,9 @@ from lousho_ray.ports import Reasoning
 BUDGET_TOKENS: Mapping[str, int] = {"minimal": 1_024, "low": 2_048, "medium": 8_192, "high": 24_576}
 MIN_BUDGET_TOKENS = 1_024
 
-_FIRST_THINKING = (3, 7)
-_FIRST_ADAPTIVE = (4, 6)
-_FIRST_ONLY_ADAPTIVE = (4, 7)
+_FIRST_THINKING: tuple[int, int] = (3, 7)
+_FIRST_ADAPTIVE: tuple[int, int] = (4, 6)
+_FIRST_ONLY_ADAPTIVE: tuple[int, int] = (4, 7)
 _UNNUMBERED = {"claude-mythos-preview": _FIRST_ONLY_ADAPTIVE}
 _VERSION = re.compile(r"claude-(?:[a-z]+-)?(\d{1,2})(?:[-.](\d{1,2}))?(?!\d)", re.IGNORECASE)
 
@@ -53,7 +53,7 @@ def thinking_for(model: str, reasoning: Reasoning | None) -> Thinking | None:
         return None
     stated = reasoning.budget_tokens
     budget = max(MIN_BUDGET_TOKENS, stated or BUDGET_TOKENS[reasoning.effort])
-    known = version or (0, 0)
+    known: tuple[int, int] = version or (0, 0)
     if known >= _FIRST_ONLY_ADAPTIVE or (known >= _FIRST_ADAPTIVE and stated is None):
         effort = "low" if reasoning.effort == "minimal" else reasoning.effort
         return Thinking({"type": "adaptive"}, budget, effort, ignores_budget=stated is not None)

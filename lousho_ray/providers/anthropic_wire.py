@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from lousho_ray.errors import ConfigurationError
 from lousho_ray.messages import Message, ReasoningBlock
 from lousho_ray.ports import GenerateOptions, ToolDefinition
 from lousho_ray.providers.anthropic_parts import FileRule, encode_block, text_block, user_blocks
@@ -21,6 +22,7 @@ from lousho_ray.providers.transcript import (
     arguments_object,
     clean_text,
     encode_json,
+    encode_json_sorted,
     repair_pairs,
     split_system,
     wire_id,
@@ -111,7 +113,7 @@ def build_request(options: GenerateOptions, model: str, warn: Warn, wire: WireOp
         head["system"] = [{**block, "cache_control": {"type": "ephemeral"}} if marks else block]
     head.update(_settings(options, thinking, wire, warn))
     tools = [encode_tool(tool) for tool in options.tools]
-    tools += [encode_block(hosted.raw) for hosted in options.hosted_tools]
+    tools += [_encode_hosted(tool) for tool in options.hosted_tools]
     if marks:
         _mark_last(tools)
         _mark_turns(turns)
@@ -119,13 +121,25 @@ def build_request(options: GenerateOptions, model: str, warn: Warn, wire: WireOp
 
 
 def encode_tool(tool: ToolDefinition) -> str:
-    """A tool's encoded definition, made once."""
+    """A tool's encoded definition, made once; equal tools have equal bytes, which prompt caches depend on."""
     cached: str | None = tool.wire_cache.get(PROVIDER)
     if cached is None:
         schema = tool.parameters if "type" in tool.parameters else {"type": "object", **tool.parameters}
-        cached = encode_block({"name": tool.name, "description": tool.description, "input_schema": schema})
+        cached = clean_text(encode_json_sorted({"name": tool.name, "description": tool.description, "input_schema": schema}))
         tool.wire_cache[PROVIDER] = cached
     return cached
+
+
+def _encode_hosted(tool: Any) -> str:
+    raw = getattr(tool, "raw", None)
+    if isinstance(raw, Mapping):
+        return encode_block(raw)
+    raise ConfigurationError(
+        f"Anthropic does not run the hosted tool {getattr(tool, 'name', tool)!r}; give it as Anthropic documents it with"
+        " hosted_tool(name, raw).",
+        code="LOUSHO_HOSTED_TOOL_UNSUPPORTED",
+        field="hosted_tools",
+    )
 
 
 # -------------------------------------------------------------------------------------------------------------------- settings

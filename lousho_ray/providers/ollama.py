@@ -75,8 +75,12 @@ class OllamaProvider(HTTPProvider):
         model = options.model or self.default_model or ""
         body = self._body(options, model, stream=False)
         client = await self.client()
-        response = await self.within(self._send(client, model, body, stream=False), "reply")
-        fields = self._fields(response.content)
+        try:
+            response = await self.within(self._send(client, model, body, stream=False), "reply")
+            fields = self._fields(response.content)
+        except Exception as exc:
+            self.scrubbed(exc)
+            raise
         if not isinstance(fields.get("message"), Mapping):
             raise MalformedReplyError("Ollama's reply has no message.", provider=self.name)
         reader = ReplyReader(model, options.messages)
@@ -113,10 +117,15 @@ class OllamaProvider(HTTPProvider):
     async def get_models(self) -> list[str]:
         """The names of the models that were pulled."""
         client = await self.client()
-        response = await self.within(client.get(f"{self.api_url}/tags"), "list of models")
-        if response.is_error:
-            raise self._status_error(response, "")
-        return [str(model["name"]) for model in self._fields(response.content).get("models", ())]
+        try:
+            response = await self.within(client.get(f"{self.api_url}/tags"), "list of models")
+            if response.is_error:
+                raise self._status_error(response, "")
+            fields = self._fields(response.content)
+        except Exception as exc:
+            self.scrubbed(exc)
+            raise
+        return [str(model["name"]) for model in fields.get("models") or ()]
 
     def _body(self, options: GenerateOptions, model: str, *, stream: bool) -> bytes:
         files, window = self.unsupported_files, self.context_window
@@ -126,14 +135,10 @@ class OllamaProvider(HTTPProvider):
 
     async def _send(self, client: Any, model: str, body: bytes, *, stream: bool) -> Any:
         """The response, read in full unless it is streamed. Raises `OllamaStatusError`."""
-        try:
-            response = await client.send(client.build_request("POST", f"{self.api_url}/chat", content=body), stream=stream)
-            if response.is_error:
-                await response.aread()
-                raise self._status_error(response, model)
-        except Exception as exc:
-            self.scrubbed(exc)
-            raise
+        response = await client.send(client.build_request("POST", f"{self.api_url}/chat", content=body), stream=stream)
+        if response.is_error:
+            await response.aread()
+            raise self._status_error(response, model)
         return response
 
     def _status_error(self, response: Any, model: str) -> OllamaStatusError:

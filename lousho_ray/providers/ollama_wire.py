@@ -34,6 +34,7 @@ from lousho_ray.providers.transcript import (
     call_arguments,
     clean_text,
     encode_json,
+    encode_json_sorted,
     file_note,
     image_type,
     repair_pairs,
@@ -122,7 +123,7 @@ def _encoded_tool(tool: ToolDefinition) -> str:
     if cached is None:
         schema = tool.parameters if "type" in tool.parameters else {"type": "object", **tool.parameters}
         function = {"name": tool.name, "description": tool.description, "parameters": schema}
-        cached = tool.wire_cache[PROVIDER] = _encode({"type": "function", "function": function})
+        cached = tool.wire_cache[PROVIDER] = clean_text(encode_json_sorted({"type": "function", "function": function}))
     return cached
 
 

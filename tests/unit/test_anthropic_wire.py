@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -27,7 +27,7 @@ from lousho_ray.messages import (
 from lousho_ray.ports import GenerateOptions, Reasoning, ResponseFormat, ToolDefinition
 from lousho_ray.providers.anthropic_parts import FileRule
 from lousho_ray.providers.anthropic_thinking import claude_version, thinking_for
-from lousho_ray.providers.anthropic_wire import WireOptions, build_request
+from lousho_ray.providers.anthropic_wire import WireOptions, build_request, encode_tool
 from lousho_ray.testing.fake_server.anthropic_rules import CHECKS, check_headers
 from lousho_ray.testing.fake_server.records import RecordedRequest
 from lousho_ray.testing.fake_server.replies import Issued
@@ -275,11 +275,13 @@ def test_tool_choice(choice: Any, sent: dict[str, Any]) -> None:
     assert "tool_choice" not in body(user("Q"), settings={"tool_choice": choice})
 
 
-def test_tools_carry_a_typed_schema_and_the_same_bytes_each_time() -> None:
+def test_tools_carry_a_typed_schema_and_equal_tools_the_same_bytes() -> None:
     # PRV-25, PRV-50
-    options = GenerateOptions([user("Q")], tools=(WEATHER,))
-    one, two = (build_request(options, SONNET, Warnings()).tools for _ in range(2))
+    schema = {"type": "object", "properties": {"a": {}, "b": {}}}
+    turned = {"properties": {"b": {}, "a": {}}, "type": "object"}
+    one, two = (ToolDefinition("t", "T.", parameters) for parameters in (schema, turned))
     assert one == two
+    assert encode_tool(one) == encode_tool(two)
     assert body(user("Q"), tools=(WEATHER,))["tools"] == [
         {
             "name": "weather",
@@ -287,6 +289,20 @@ def test_tools_carry_a_typed_schema_and_the_same_bytes_each_time() -> None:
             "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}},
         }
     ]
+
+
+class Hosted(NamedTuple):
+    name: str
+    raw: dict[str, Any] | None = None
+
+
+def test_hosted_tools_are_sent_as_they_are_given_and_others_refused() -> None:
+    # PRV-D11
+    raw = {"type": "web_search_20250305", "name": "web_search"}
+    assert body(user("Q"), hosted_tools=(Hosted("web_search", raw),))["tools"] == [raw]
+    with pytest.raises(ConfigurationError, match="code_interpreter") as caught:
+        body(user("Q"), hosted_tools=(Hosted("code_interpreter"),))
+    assert caught.value.code == "LOUSHO_HOSTED_TOOL_UNSUPPORTED"
 
 
 def test_a_response_format_is_sent_only_with_structured_outputs() -> None:

@@ -154,6 +154,13 @@ async def test_a_stream_cut_into_single_bytes_loses_nothing(fake_server: FakeSer
     assert (await chunks(make(), options()))[0] == TextChunk("naïve 漢字 🧑🏽‍🚀")
 
 
+async def test_an_end_mark_of_another_api_is_ignored(fake_server: FakeServer, make: Make) -> None:
+    # W19
+    ending = message_delta("end_turn") + message_stop() + sse("[DONE] ")
+    fake_server.on("messages", send(message_start() + block_start(0, TEXT_BLOCK) + text_delta(0, "ok") + ending))
+    assert [type(chunk) for chunk in await chunks(make(), options())] == [TextChunk, FinishChunk]
+
+
 async def test_halves_of_a_surrogate_pair_are_joined_across_deltas(fake_server: FakeServer, make: Make) -> None:
     # W22
     halves = [
