@@ -10,8 +10,8 @@ _SKIPPED = frozenset({"script", "style", "noscript", "template", "svg", "iframe"
 _BLOCKS = frozenset(
     re.findall(
         r"\w+",
-        "address article aside blockquote body br caption center dd details dialog div dl dt fieldset figcaption figure footer form "
-        "h1 h2 h3 h4 h5 h6 header hr li main nav ol option p pre section summary table tbody tfoot thead title tr ul",
+        "address article aside blockquote body br caption center dd details dialog div dl dt fieldset figcaption figure footer "
+        "form h1 h2 h3 h4 h5 h6 header hr li main nav ol option p pre section summary table tbody tfoot thead title tr ul",
     )
 )
 _CELLS = frozenset({"td", "th"})
