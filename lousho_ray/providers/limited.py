@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -146,18 +147,26 @@ class _Admission:
     def __init__(self, limiters: tuple[Limiter, ...]) -> None:
         self._outer = _entered.get()
         self.limiters = tuple(one for one in limiters if not any(one is held for held in self._outer))
-        self._permits: list[Permit] = []
+        self._held: list[tuple[Limiter, Permit]] = []
 
     async def enter(self, tokens: int) -> None:
+        missing = list(self.limiters)
         try:
-            for limiter in self.limiters:
-                self._permits.append(await limiter.acquire(tokens))
+            while missing:
+                limiter = missing.pop(0)
+                held = [id(one) for one, _ in self._held]
+                if _would_deadlock(held, id(limiter)):
+                    missing += [one for one, _ in self._held]
+                    self._give_back()
+                    held = []
+                waits = [(one, id(limiter)) for one in held]
+                _waits.update(waits)
+                try:
+                    self._held.append((limiter, await limiter.acquire(tokens)))
+                finally:
+                    _end_waits(waits)
         except BaseException:
-            # The call is not made: what was booked for it is given back.
-            for permit in self._permits:
-                undo = getattr(permit, "undo", permit.release)
-                undo()
-            self._permits.clear()
+            self._give_back()
             raise
 
     @contextmanager
@@ -170,10 +179,42 @@ class _Admission:
 
     def settle(self, usage: ProviderUsage | None) -> None:
         if usage is not None:
-            for permit in self._permits:
+            for _, permit in self._held:
                 permit.settle(usage.total_tokens)
 
     def release(self) -> None:
-        permits, self._permits = self._permits, []
-        for permit in permits:
+        held, self._held = self._held, []
+        for _, permit in held:
             permit.release()
+
+    def _give_back(self) -> None:
+        """The call is not made (yet): nothing stays booked for it."""
+        held, self._held = self._held, []
+        for _, permit in held:
+            undo = getattr(permit, "undo", permit.release)
+            undo()
+
+
+_waits: Counter[tuple[int, int]] = Counter()
+"""Which limiter's slot the calls of this process hold while they wait for which other limiter."""
+
+
+def _end_waits(waits: list[tuple[int, int]]) -> None:
+    _waits.subtract(waits)
+    for pair in waits:
+        if _waits[pair] <= 0:
+            del _waits[pair]
+
+
+def _would_deadlock(held: list[int], wanted: int) -> bool:
+    """Whether those who hold `wanted` wait, directly or through others, for what this call holds: two orders met head-on."""
+    if not held:
+        return False
+    reached, open_ends = {wanted}, [wanted]
+    while open_ends:
+        end = open_ends.pop()
+        for source, target in list(_waits):
+            if source == end and target not in reached:
+                reached.add(target)
+                open_ends.append(target)
+    return any(one in reached for one in held)

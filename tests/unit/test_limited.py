@@ -24,6 +24,7 @@ from lousho_ray.ports import (
     ToolDefinition,
     WaitNotice,
 )
+from lousho_ray.providers import limited
 from lousho_ray.providers.limited import RateLimitedProvider, with_rate_limit
 from lousho_ray.providers.retry import with_retry
 from lousho_ray.testing.clock import FakeClock
@@ -217,6 +218,27 @@ async def test_a_call_cancelled_at_the_second_limiter_books_nothing_at_the_first
         await task
     assert [(entry[0], entry[1]) for entry in log] == [("first", "acquire"), ("second", "acquire"), ("first", "undo")]
     assert model.calls == []
+
+
+async def test_two_limiters_entered_in_opposite_orders_do_not_deadlock() -> None:
+    # RL-D7
+    clock = FakeClock()
+    one, two = (create_rate_limiter({"max_concurrent": 1}, clock=clock) for _ in range(2))
+    model = mock_model([{"text": "ok", "delay_ms": 10}], "repeat-last", clock=clock)
+    forth, back = with_rate_limit(model, [one, two], clock=clock), with_rate_limit(model, [two, one], clock=clock)
+    # Each of these holds one of the two when it meets the other.
+    busy = [await one.acquire(1), await two.acquire(1)]
+    calls = [asyncio.create_task(provider.generate(REQUEST)) for provider in (forth, back) * 5]
+    await clock.run_for(0)
+    for permit in busy:
+        permit.release()
+    await clock.run_for(1_000)
+    assert all(call.done() for call in calls)
+    assert len(model.calls) == 10
+    for limiter in (one, two):
+        stats = await limiter.stats()
+        assert (stats.running, stats.waiting) == (0, 0)
+    assert not limited._waits
 
 
 @pytest.mark.parametrize("streamed", [False, True])
