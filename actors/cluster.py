@@ -45,8 +45,8 @@ _HELD: dict[str, tuple[str, Any]] = {}
 def attach() -> None:
     """Joins the cluster of this process; blocks. Does nothing when it has joined one (or runs inside one) already.
 
-    Order: the cluster the process is in, the one of `RAY_ADDRESS` (set inside a submitted job), else a local one of its own, without
-    dashboard and log forwarding.
+    Order: the cluster the process is in, the one of `RAY_ADDRESS` (set inside a submitted job), else a local one of its own,
+    without dashboard and log forwarding.
 
     Raises:
         ConfigurationError: `LOUSHO_CONFIG_INVALID`: no cluster answers at that address, or it cannot be joined.

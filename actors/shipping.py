@@ -24,7 +24,7 @@ KEPT_DEFINITIONS = 32
 
 @dataclass(frozen=True, slots=True)
 class Shipment:
-    """A definition on its way: its content hash, and the reference to its bytes (in a list, so that Ray does not fetch it unasked)."""
+    """A definition on its way: its content hash, and the reference to its bytes (in a list: Ray then does not fetch it unasked)."""
 
     digest: str
     parcel: list[Any]

@@ -1,7 +1,7 @@
 """Worker actors: they run the sub-agents (and eval cases) that other processes hand them.
 
 A client process hands over children in batches and reads what they report from one log per client, by long-poll with a cursor:
-their events in order, and how each ended. A client that stops reading while its children run is taken for dead, and they are stopped.
+their events in order, and how each ended. A client that stops reading while its children run is taken for dead: they are stopped.
 """
 
 from __future__ import annotations

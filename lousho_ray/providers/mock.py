@@ -5,7 +5,9 @@ Tests that script a model turn by turn use `lousho_ray.testing.mock_model`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from lousho_ray.errors import ConfigurationError, suggest
@@ -20,6 +22,9 @@ CANNED = (
 )
 
 
+Policy = Callable[[GenerateOptions], GenerateResult | str]
+
+
 class MockProvider:
     """Answers with canned texts in turn, and calls a tool when the last user message names it.
 
@@ -27,22 +32,39 @@ class MockProvider:
 
     Args:
         responses: The texts to cycle through; default three sentences that say what this is.
+        policy: Decides each reply from the request instead: `fn(options) -> GenerateResult | str`.
         default_model: Model id it reports.
+        delay_ms: How long each reply takes.
 
     Raises:
-        ConfigurationError: `LOUSHO_CONFIG_INVALID`: no responses, something else than texts, or an unknown option.
+        ConfigurationError: `LOUSHO_CONFIG_INVALID`: no responses, something else than texts, responses next to a policy, or an
+            unknown option.
     """
 
-    def __init__(self, responses: Sequence[str] | None = None, *, default_model: str = "mock-1", **unknown: Any) -> None:
+    def __init__(
+        self,
+        responses: Sequence[str] | None = None,
+        *,
+        policy: Policy | None = None,
+        default_model: str = "mock-1",
+        delay_ms: float = 0,
+        **unknown: Any,
+    ) -> None:
         for key in unknown:
-            hint = suggest(key, ("responses", "default_model"))
-            raise ConfigurationError(f"MockProvider has no option {key!r}; it takes responses and default_model.{hint}", field=key)
+            known = ("responses", "policy", "default_model", "delay_ms")
+            raise ConfigurationError(
+                f"MockProvider has no option {key!r}; it takes {', '.join(known)}.{suggest(key, known)}", field=key
+            )
+        if policy is not None and responses is not None:
+            raise ConfigurationError("MockProvider takes responses or a policy, not both.", field="policy")
         texts = CANNED if responses is None else responses
         if isinstance(texts, str) or not texts or not all(isinstance(text, str) for text in texts):
             raise ConfigurationError(f"responses must be a list of at least one text; got {responses!r}.", field="responses")
         self.name = "mock"
         self.default_model: str | None = default_model
         self.responses = tuple(texts)
+        self._policy = policy
+        self._delay_s = delay_ms / 1000
         self._answered = 0
 
     def supports_tools(self, model: str | None = None) -> bool:
@@ -55,14 +77,20 @@ class MockProvider:
         return [self.default_model or "mock-1"]
 
     async def generate(self, options: GenerateOptions, /) -> GenerateResult:
+        if self._delay_s:
+            await asyncio.sleep(self._delay_s)
         return self._turn(options)
 
     async def stream(self, options: GenerateOptions, /) -> AsyncGenerator[Chunk, None]:
-        for chunk in chunks_of(self._turn(options)):
+        for chunk in chunks_of(await self.generate(options)):
             yield chunk
 
     def _turn(self, options: GenerateOptions) -> GenerateResult:
         served_by = ServedBy(self.name, options.model or self.default_model)
+        if self._policy is not None:
+            reply = self._policy(options)
+            reply = GenerateResult(text=reply) if isinstance(reply, str) else reply
+            return reply if reply.served_by is not None else replace(reply, served_by=served_by)
         tool = _named_tool(options)
         if tool is not None:
             calls = sum(len(message.tool_calls) for message in options.messages)
