@@ -1,0 +1,60 @@
+# Everything runs in a virtual environment of its own, made from PYTHON. PIP is how packages are put into it.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP ?= $(BIN)/python -m pip
+
+# Options of examples/research.py (make demo), of pytest (make test, check, slow).
+ARGS ?=
+
+RUN_TIME := $(VENV)/.installed
+DEVELOPMENT := $(VENV)/.installed-dev
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench slow clean
+
+help:
+	@echo 'make demo    research over a folder with sub-agents, offline (ARGS="--help" shows its options)'
+	@echo 'make test    all tests but the slow ones (ARGS="tests/unit -k retry" chooses)'
+	@echo 'make check   lint, format, types and floors, then make test'
+	@echo 'make slow    the tests marked slow'
+	@echo 'make bench   every benchmark, in a small size'
+	@echo 'make clean   removes what builds, tests and the demo leave behind'
+
+demo: $(RUN_TIME)
+	$(BIN)/python examples/research.py $(ARGS)
+
+test: $(DEVELOPMENT)
+	$(BIN)/python -m pytest -m "not slow" $(or $(ARGS),tests)
+
+check: $(DEVELOPMENT)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy lousho_ray
+	$(BIN)/pyright lousho_ray
+	$(BIN)/lint-imports
+	$(MAKE) --no-print-directory test
+
+slow: $(DEVELOPMENT)
+	$(BIN)/python -m pytest -m slow $(or $(ARGS),tests)
+
+bench: $(RUN_TIME)
+	$(BIN)/python benchmarks/limiter.py --seconds 1 --callers 1,100
+	$(BIN)/python benchmarks/stores.py --sessions 50 --turns 5
+
+clean:
+	rm -rf build dist *.egg-info report.md
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -path ./$(VENV) -prune -o -type d -name __pycache__ -exec rm -rf {} +
+
+# The stamps are older than pyproject.toml as soon as it changes; the set-up is then done again.
+$(RUN_TIME): pyproject.toml | $(BIN)/python
+	$(PIP) install --quiet --editable .
+	touch $@
+
+$(DEVELOPMENT): pyproject.toml | $(BIN)/python
+	$(PIP) install --quiet --editable '.[dev]'
+	touch $(RUN_TIME) $@
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
