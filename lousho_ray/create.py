@@ -24,6 +24,7 @@ from lousho_ray.option_checks import (
 )
 from lousho_ray.options import Limits, ModelSettings, Retry, parse_options, parse_reasoning
 from lousho_ray.ports import LLMProvider
+from lousho_ray.stores.parts import check_store
 from lousho_ray.tools.registry import AnyTool, collect_tools
 
 OPTIONS = frozenset(
@@ -247,25 +248,8 @@ def _rate_limit(rate_limit: Any) -> RateLimiter | None:
 
 
 def _store(store: Any) -> Any:
-    """Any object with at least one of the three parts, each part with its methods."""
-    if store is None:
-        return None
-    needed = {
-        "sessions": ("load", "save", "delete"),
-        "checkpoints": ("save", "load", "delete"),
-        "approvals": ("save", "load", "resolve"),
-    }
-    parts = {name: getattr(store, name, None) for name in needed}
-    if all(part is None for part in parts.values()):
-        raise ConfigurationError(
-            f"store ({type(store).__name__}) has none of the parts sessions, checkpoints, approvals; "
-            "pass memory_store(), SqliteStore(path) or an object with one of them.",
-            field="store",
-        )
-    for name, part in parts.items():
-        for method in needed[name] if part is not None else ():
-            if not callable(getattr(part, method, None)):
-                raise ConfigurationError(f"store.{name} ({type(part).__name__}) has no method {method}().", field="store")
+    if store is not None:
+        check_store(store)
     return store
 
 
