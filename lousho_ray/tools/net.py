@@ -167,6 +167,8 @@ class HostRules:
             )
         if url.userinfo:
             raise RefusedHostError(f"The URL carries a user name or password for {url.host}; leave it out.")
+        if url.port is not None and not 0 < url.port < 65_536:
+            raise RefusedHostError(f"{url.host} has no port {url.port}.")
         host = parse_host(url.host)
         self.check(host)
         return host
