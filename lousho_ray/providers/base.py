@@ -171,10 +171,18 @@ class HTTPProvider:
             for other in [other for other in self._clients if other.is_closed()]:
                 del self._clients[other]
             client = self.new_client()
-            closer = _close_at_end(client)
+            closer = self._close_at_end(client, loop)
             self._clients[loop] = (client, closer)
         await anext(closer)
         return client
+
+    async def _close_at_end(self, client: Any, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[None, None]:
+        """Started on a loop, this closes `client` when the loop shuts down its async generators (as `asyncio.run` does)."""
+        try:
+            yield
+        finally:
+            self._clients.pop(loop, None)
+            await (client.aclose() if hasattr(client, "aclose") else client.close())
 
     async def aclose(self) -> None:
         """Closes the clients of all loops. The provider can be used again: the next call makes a new client."""
@@ -250,14 +258,6 @@ class HTTPProvider:
             for secret in self.secrets():
                 text = text.replace(secret, "***")
             http_logger.debug("%s %s: %s", self.name, what, text)
-
-
-async def _close_at_end(client: Any) -> AsyncGenerator[None, None]:
-    """Started on a loop, this closes `client` when the loop shuts down its async generators (as `asyncio.run` does)."""
-    try:
-        yield
-    finally:
-        await (client.aclose() if hasattr(client, "aclose") else client.close())
 
 
 async def _finish(closer: AsyncGenerator[None, None]) -> None:

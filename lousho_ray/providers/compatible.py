@@ -69,8 +69,8 @@ class OpenAICompatibleProvider(OpenAIClientProvider):
             provider=self.name,
             stream_usage=self.stream_usage,
             structured_outputs=self.structured_outputs,
-            files=self.files_rule(),
             call_ids=self.call_ids,
+            **self.file_rules(),
         )
         reasoning = wanted(options.reasoning, takes_it=False)
         extra = {} if reasoning is None else {"reasoning_effort": reasoning.effort}

@@ -88,7 +88,8 @@ class OpenAIProvider(OpenAIClientProvider):
             if reasoning is not None:
                 summary = {"summary": reasoning.summary} if reasoning.summary else {}
                 extra = {"reasoning": {"effort": reasoning.effort, **summary}}
-            body = responses_request(options, model, self.files_rule(), self.warn, stream=stream, extra=extra, dropped=dropped)
+            files: Literal["send", "note", "error"] = "send" if self.accepts_file_parts else self.unsupported_files
+            body = responses_request(options, model, files, self.warn, stream=stream, extra=extra, dropped=dropped)
             return Call("/responses", body, responses_result, ResponsesStream)
         if options.hosted_tools:
             raise ConfigurationError(
@@ -103,7 +104,7 @@ class OpenAIProvider(OpenAIClientProvider):
 
     def _dialect(self) -> ChatDialect:
         key = "max_completion_tokens" if self.is_vendor or is_azure(self.base_url) else "max_tokens"
-        return ChatDialect(provider=self.name, max_tokens_key=key, files=self.files_rule())
+        return ChatDialect(provider=self.name, max_tokens_key=key, **self.file_rules())
 
 
 def is_openai(base_url: str | None) -> bool:

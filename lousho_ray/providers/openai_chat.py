@@ -6,13 +6,13 @@ which ones a server has, and the readers accept what servers really send.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from lousho_ray.messages import ContentPart, FilePart, ImagePart, Message, ReasoningBlock, TextPart, ToolCall
 from lousho_ray.ports import GenerateOptions, GenerateResult, ToolDefinition
+from lousho_ray.providers import json_fields as fields
 from lousho_ray.providers.failures import MalformedReplyError, error_body
 from lousho_ray.providers.transcript import (
     Warn,
@@ -52,7 +52,8 @@ class ChatDialect:
         max_tokens_key: `max_completion_tokens` on OpenAI itself, `max_tokens` elsewhere.
         stream_usage: Whether streams are asked for a usage chunk.
         structured_outputs: How JSON is asked for.
-        files: What becomes of a file part: sent, replaced by a note, or refused.
+        accepts_files: Whether file parts are sent: as bytes, and with `file_urls` as URLs too.
+        unsupported_files: What becomes of a file part that is not sent: a note in its place, or an error.
         call_ids: The form of tool call ids: OpenAI's, or Mistral's.
         extra: Body fields of this server, sent with every call.
     """
@@ -61,9 +62,16 @@ class ChatDialect:
     max_tokens_key: str = "max_tokens"
     stream_usage: bool = True
     structured_outputs: Literal["json_schema", "json_object", "none"] = "json_schema"
-    files: Literal["send", "note", "error"] = "error"
+    accepts_files: bool = False
+    file_urls: bool = False
+    unsupported_files: Literal["error", "note"] = "error"
     call_ids: Literal["openai", "mistral"] = "openai"
     extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def cache_key(self) -> str:
+        """Under which the encoded form of a message is kept: one per way it may be encoded."""
+        return f"chat:{self.accepts_files:d}{self.file_urls:d}:{self.unsupported_files}:{self.call_ids}"
 
     def call_id(self, call_id: str) -> str:
         """A tool call id as the server accepts it."""
@@ -97,11 +105,15 @@ def chat_request(
     turns = repair_pairs(turns, warn)
     marked = _last_user(turns) if cache_marks else None
     pieces = [encode_json(_system(system, cache_marks)).encode()] if system else []
+    key = dialect.cache_key
     for index, message in enumerate(turns):
-        if index == marked:
-            pieces.append(encode_json(_with_mark(chat_message(message, dialect, warn, options.messages))).encode())
-        else:
-            pieces.append(_encoded(message, dialect, warn, options.messages))
+        encoded: bytes | None = message.wire_cache.get(key)
+        if encoded is None or index == marked:
+            wire = chat_message(message, dialect, warn, options.messages)
+            encoded = encode_json(_with_mark(wire) if index == marked else wire).encode()
+            if index != marked:
+                message.wire_cache[key] = encoded
+        pieces.append(encoded)
     body = [encode_json(_head(options, model, dialect, stream, extra, dropped))[:-1].encode()]
     body += [b',"messages":[', b",".join(pieces), b"]"]
     if options.tools:
@@ -139,15 +151,6 @@ def _head(
     return {**head, **dialect.extra, **(extra or {})}
 
 
-def _encoded(message: Message, dialect: ChatDialect, warn: Warn, transcript: Sequence[Message]) -> bytes:
-    key = f"chat:{dialect.files}:{dialect.call_ids}"
-    encoded: bytes | None = message.wire_cache.get(key)
-    if encoded is None:
-        encoded = encode_json(chat_message(message, dialect, warn, transcript)).encode()
-        message.wire_cache[key] = encoded
-    return encoded
-
-
 def chat_message(message: Message, dialect: ChatDialect, warn: Warn, transcript: Sequence[Message] = ()) -> dict[str, Any]:
     """The wire form of a user, assistant or tool message. `transcript` is where an error finds the message's index."""
     if message.role == "assistant":
@@ -173,12 +176,15 @@ def _part(part: ContentPart, dialect: ChatDialect, warn: Warn, position: int | N
 
 
 def _file(part: FilePart, dialect: ChatDialect, warn: Warn) -> dict[str, Any]:
-    if dialect.files == "send":
+    is_url = isinstance(part.data, str) and not part.data.startswith("data:")
+    if dialect.accepts_files and (dialect.file_urls or not is_url):
         data = part.data if isinstance(part.data, str) else data_url(part.data, part.mime_type)
         return {"type": "file", "file": {"filename": clean_text(part.filename or "file"), "file_data": data}}
-    if dialect.files == "error":
-        raise unsupported_content(dialect.provider, f"a file part ({part.filename or 'unnamed'}, {part.mime_type})")
-    warn("files", f"files are not sent to this server; the model reads {file_note(part)!r} instead.")
+    if dialect.unsupported_files == "error":
+        raise unsupported_content(
+            dialect.provider, f"a file {'URL' if is_url else 'part'} ({part.filename or 'unnamed'}, {part.mime_type})"
+        )
+    warn("files", f"this file is not sent to the server; the model reads {file_note(part)!r} instead.")
     return {"type": "text", "text": file_note(part)}
 
 
@@ -254,20 +260,23 @@ def chat_usage(raw: Any) -> ProviderUsage | None:
     """
     if not isinstance(raw, Mapping):
         return None
-    prompt, completion = _count(raw.get("prompt_tokens")), _count(raw.get("completion_tokens"))
+    prompt, completion = fields.count(raw.get("prompt_tokens")), fields.count(raw.get("completion_tokens"))
     if prompt is None or completion is None or prompt + completion == 0:
         return None
-    of_prompt, of_completion = _mapping(raw.get("prompt_tokens_details")), _mapping(raw.get("completion_tokens_details"))
-    reasoning = _count(of_completion.get("reasoning_tokens"))
-    if reasoning and _count(raw.get("total_tokens")) == prompt + completion + reasoning:
+    of_prompt, of_completion = (
+        fields.mapping(raw.get("prompt_tokens_details")),
+        fields.mapping(raw.get("completion_tokens_details")),
+    )
+    reasoning = fields.count(of_completion.get("reasoning_tokens"))
+    if reasoning and fields.count(raw.get("total_tokens")) == prompt + completion + reasoning:
         completion += reasoning
     return ProviderUsage(
         prompt,
         completion,
-        cached_input_tokens=_count(of_prompt.get("cached_tokens")),
-        cache_write_tokens=_count(of_prompt.get("cache_write_tokens")),
+        cached_input_tokens=fields.count(of_prompt.get("cached_tokens")),
+        cache_write_tokens=fields.count(of_prompt.get("cache_write_tokens")),
         reasoning_tokens=reasoning,
-        cost_usd=_cost(raw.get("cost")),
+        cost_usd=fields.number(raw.get("cost")),
     )
 
 
@@ -282,21 +291,20 @@ def chat_result(body: Any, options: GenerateOptions, provider: str | None = None
         raise MalformedReplyError("The server's reply is not a JSON object.", provider=provider, body=body)
     if body.get("error"):
         raise error_body(body, provider=provider)
-    choices = body.get("choices")
-    choice = choices[0] if isinstance(choices, list) and choices else None
-    if not isinstance(choice, Mapping) or not isinstance(choice.get("message"), Mapping):
+    choice = next(iter(fields.objects(body.get("choices"))), None)
+    if choice is None or not isinstance(choice.get("message"), Mapping):
         raise MalformedReplyError("The server's reply has no choices.", provider=provider, body=body)
     raise_choice_error(choice, provider)
     message: Mapping[str, Any] = choice["message"]
     usage = chat_usage(body.get("usage"))
-    refusal = message.get("refusal")
-    reason = "content_filter" if isinstance(refusal, str) and refusal else finish_reason(choice.get("finish_reason"))
+    refusal = fields.text(message.get("refusal"))
+    reason = "content_filter" if refusal else finish_reason(choice.get("finish_reason"))
     calls = unique_calls(_calls_of(message), options.messages)
     used = None if usage is None else usage.completion_tokens
     reason, calls = settled_calls(reason, calls, used, options.get("max_tokens"))
     thought = clean_text(reasoning_text(message))
     return GenerateResult(
-        text=clean_text(content_text(message.get("content")) or (refusal if isinstance(refusal, str) else "")),
+        text=clean_text(content_text(message.get("content")) or refusal),
         tool_calls=calls,
         finish_reason=reason,
         usage=usage,
@@ -315,14 +323,14 @@ def raise_choice_error(choice: Mapping[str, Any], provider: str | None) -> None:
 
 
 def _calls_of(message: Mapping[str, Any]) -> list[ToolCall]:
-    raw = message.get("tool_calls")
-    entries = [entry for entry in raw if isinstance(entry, Mapping)] if isinstance(raw, list) else []
+    entries = fields.objects(message.get("tool_calls"))
     if not entries and isinstance(message.get("function_call"), Mapping):
         entries = [{"function": message["function_call"]}]
     calls = []
     for entry in entries:
-        function = _mapping(entry.get("function"))
-        calls.append(ToolCall(_text(entry.get("id")), _text(function.get("name")), call_arguments(function.get("arguments"))))
+        function = fields.mapping(entry.get("function"))
+        name, arguments = fields.text(function.get("name")), call_arguments(function.get("arguments"))
+        calls.append(ToolCall(fields.text(entry.get("id")), name, arguments))
     return calls
 
 
@@ -330,9 +338,7 @@ def content_text(content: Any) -> str:
     """The text of a `content` field: a string, or the text parts of a list."""
     if isinstance(content, str):
         return content
-    if not isinstance(content, list):
-        return ""
-    return "".join(_text(part.get("text")) for part in content if isinstance(part, Mapping))
+    return "".join(fields.text(part.get("text")) for part in fields.objects(content))
 
 
 def reasoning_text(message: Mapping[str, Any]) -> str:
@@ -341,30 +347,9 @@ def reasoning_text(message: Mapping[str, Any]) -> str:
         text = message.get(key)
         if isinstance(text, str) and text:
             return text
-    details = message.get("reasoning_details")
-    if not isinstance(details, list):
-        return ""
-    return "".join(_text(detail.get("text")) or _text(detail.get("summary")) for detail in details if isinstance(detail, Mapping))
+    details = fields.objects(message.get("reasoning_details"))
+    return "".join(fields.text(detail.get("text")) or fields.text(detail.get("summary")) for detail in details)
 
 
 def model_of(body: Mapping[str, Any]) -> str | None:
-    model = body.get("model")
-    return model if isinstance(model, str) and model else None
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _count(value: Any) -> int | None:
-    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0 else None
-
-
-def _cost(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        return None
-    return float(value)
+    return fields.text(body.get("model")) or None

@@ -9,6 +9,7 @@ from typing import Any
 
 from lousho_ray.messages import ToolCall
 from lousho_ray.ports import Chunk, FinishChunk, GenerateOptions, ReasoningChunk, ReasoningEndChunk, TextChunk, ToolCallChunk
+from lousho_ray.providers import json_fields as fields
 from lousho_ray.providers.failures import MalformedReplyError, TruncatedStreamError, error_body
 from lousho_ray.providers.openai_chat import chat_usage, content_text, finish_reason, model_of, raise_choice_error, reasoning_text
 from lousho_ray.providers.sse import ServerSentEvent
@@ -53,9 +54,8 @@ class CallFragments:
                 self._add(fragment, position, alone=len(fragments) == 1)
 
     def _add(self, fragment: Mapping[str, Any], position: int, *, alone: bool) -> None:
-        function = fragment.get("function")
-        function = function if isinstance(function, Mapping) else {}
-        call_id, name = _text(fragment.get("id")), _text(function.get("name"))
+        function = fields.mapping(fragment.get("function"))
+        call_id, name = fields.text(fragment.get("id")), fields.text(function.get("name"))
         arguments = function.get("arguments")
         index = fragment.get("index")
         call = self._find(index if isinstance(index, int) else None, call_id, name, position, alone)
@@ -153,18 +153,14 @@ class ChatStream:
         self._model = self._model or model_of(body)
         # Servers that report usage on every chunk report the sum so far: the last one counts.
         self._usage = chat_usage(body.get("usage")) or self._usage
-        choices = body.get("choices")
-        choice = choices[0] if isinstance(choices, list) and choices else None
-        if not isinstance(choice, Mapping):
+        choice = next(iter(fields.objects(body.get("choices"))), None)
+        if choice is None:
             # The usage chunk comes last; a server that never sends its terminator must not be waited for.
             self._terminated = self._reason is not None and chat_usage(body.get("usage")) is not None
             return
         raise_choice_error(choice, self._provider)
-        delta = choice.get("delta")
-        if not isinstance(delta, Mapping):
-            delta = choice.get("message")  # a server that streams one whole message
-        if isinstance(delta, Mapping):
-            yield from self._delta(delta)
+        # `message`: a server that streams one whole message
+        yield from self._delta(fields.mapping(choice.get("delta")) or fields.mapping(choice.get("message")))
         if reason := choice.get("finish_reason"):
             self._reason = finish_reason(reason)
 
@@ -173,8 +169,8 @@ class ChatStream:
             self._thinking = True
             yield ReasoningChunk(thought)
         text = content_text(delta.get("content"))
-        if not text and isinstance(refusal := delta.get("refusal"), str) and refusal:
-            self._refused, text = True, refusal
+        if not text and (text := fields.text(delta.get("refusal"))):
+            self._refused = True
         if text and (text := self._text.push(text)):
             yield from self._end_thinking()
             yield TextChunk(text)
@@ -209,7 +205,3 @@ class ChatStream:
         for call in calls:
             yield ToolCallChunk(call)
         yield FinishChunk(reason, self._usage, response_model=self._model)
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""

@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from lousho_ray.errors import ConfigurationError
 from lousho_ray.ports import (
@@ -57,9 +57,6 @@ class Call:
 
 class OpenAIClientProvider(HTTPProvider):
     """Base of the providers that speak an OpenAI API. A subclass says which call a model turn is (`call`)."""
-
-    is_vendor = False
-    """Whether the server is OpenAI's own: only there do its account headers go."""
 
     def call(self, options: GenerateOptions, model: str, *, stream: bool) -> Call:
         raise NotImplementedError
@@ -165,9 +162,9 @@ class OpenAIClientProvider(HTTPProvider):
             raise MalformedReplyError("The server's list of models has no data.", provider=self.name, body=body)
         return [str(entry["id"]) for entry in entries if isinstance(entry, Mapping) and entry.get("id")]
 
-    def files_rule(self) -> Literal["send", "note", "error"]:
-        """What becomes of file parts."""
-        return "send" if self.accepts_file_parts else self.unsupported_files
+    def file_rules(self) -> dict[str, Any]:
+        """What becomes of file parts, as fields of a `ChatDialect`."""
+        return {"accepts_files": self.accepts_file_parts, "unsupported_files": self.unsupported_files}
 
 
 async def _arrived(events: EventReader[ServerSentEvent], reader: StreamReader) -> list[ServerSentEvent] | None:

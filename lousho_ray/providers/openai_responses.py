@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from lousho_ray.messages import ContentPart, FilePart, ImagePart, Message, ReasoningBlock, TextPart, ToolCall
 from lousho_ray.ports import GenerateOptions, GenerateResult, HostedToolCall, ToolDefinition
+from lousho_ray.providers import json_fields as fields
 from lousho_ray.providers.failures import MalformedReplyError, error_body
 from lousho_ray.providers.openai_chat import model_of, object_schema
 from lousho_ray.providers.transcript import (
@@ -56,7 +57,15 @@ def responses_request(
     """The JSON body of a call. Messages and tools are encoded once and kept beside themselves (`wire_cache`)."""
     system, turns = split_system(options.messages)
     turns = repair_pairs(turns, warn)
-    pieces = [piece for message in turns if (piece := _encoded(message, files, warn, options.messages))]
+    key = f"responses:{files}"
+    pieces: list[bytes] = []
+    for message in turns:
+        encoded: bytes | None = message.wire_cache.get(key)
+        if encoded is None:
+            items = input_items(message, files, warn, options.messages)
+            encoded = message.wire_cache[key] = ",".join(encode_json(item) for item in items).encode()
+        if encoded:
+            pieces.append(encoded)
     body = [encode_json(_head(options, model, system, stream, extra, dropped, warn))[:-1].encode()]
     body += [b',"input":[', b",".join(pieces), b"]"]
     tools = [_encoded_tool(tool) for tool in options.tools]
@@ -104,16 +113,6 @@ def _text_format(schema: Mapping[str, Any] | None) -> dict[str, Any]:
     if schema is None:
         return {"type": "json_object"}
     return {"type": "json_schema", "name": "output", "schema": dict(schema), "strict": False}
-
-
-def _encoded(message: Message, files: Literal["send", "note", "error"], warn: Warn, transcript: Sequence[Message]) -> bytes:
-    key = f"responses:{files}"
-    encoded: bytes | None = message.wire_cache.get(key)
-    if encoded is None:
-        items = input_items(message, files, warn, transcript)
-        encoded = ",".join(encode_json(item) for item in items).encode()
-        message.wire_cache[key] = encoded
-    return encoded
 
 
 def input_items(
@@ -183,23 +182,23 @@ def responses_usage(raw: Any) -> ProviderUsage | None:
     """A reply's usage; `None` when the server reported none, only a part, or nothing but zeros."""
     if not isinstance(raw, Mapping):
         return None
-    given, made = _count(raw.get("input_tokens")), _count(raw.get("output_tokens"))
+    given, made = fields.count(raw.get("input_tokens")), fields.count(raw.get("output_tokens"))
     if given is None or made is None or given + made == 0:
         return None
-    of_input, of_output = _mapping(raw.get("input_tokens_details")), _mapping(raw.get("output_tokens_details"))
+    of_input, of_output = fields.mapping(raw.get("input_tokens_details")), fields.mapping(raw.get("output_tokens_details"))
     return ProviderUsage(
         given,
         made,
-        cached_input_tokens=_count(of_input.get("cached_tokens")),
-        cache_write_tokens=_count(of_input.get("cache_write_tokens")),
-        reasoning_tokens=_count(of_output.get("reasoning_tokens")),
+        cached_input_tokens=fields.count(of_input.get("cached_tokens")),
+        cache_write_tokens=fields.count(of_input.get("cache_write_tokens")),
+        reasoning_tokens=fields.count(of_output.get("reasoning_tokens")),
     )
 
 
 def responses_finish(response: Mapping[str, Any]) -> str:
     """Our finish reason for a response's status (its calls not considered)."""
     if response.get("status") == "incomplete":
-        reason = _mapping(response.get("incomplete_details")).get("reason")
+        reason = fields.mapping(response.get("incomplete_details")).get("reason")
         return {"max_output_tokens": "length", "content_filter": "content_filter"}.get(str(reason), "other")
     return "stop" if response.get("status") == "completed" else "other"
 
@@ -223,7 +222,7 @@ def responses_result(body: Any, options: GenerateOptions, provider: str | None =
     raise_failed(body, provider)
     if not isinstance(body.get("output"), list):
         raise MalformedReplyError("The server's reply has no output.", provider=provider, body=body)
-    output = [item for item in body["output"] if isinstance(item, Mapping)]
+    output = fields.objects(body["output"])
     text, refused = message_text(output)
     usage = responses_usage(body.get("usage"))
     calls = unique_calls(
@@ -252,33 +251,30 @@ def message_text(output: Sequence[Mapping[str, Any]]) -> tuple[str, bool]:
     for part in _content_parts(output):
         if part.get("type") == "refusal":
             refused = True
-            texts.append(_text(part.get("refusal")))
+            texts.append(fields.text(part.get("refusal")))
         elif part.get("type") == "output_text":
-            texts.append(_text(part.get("text")))
+            texts.append(fields.text(part.get("text")))
     return "".join(texts), refused
 
 
 def _content_parts(output: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
     for item in output:
-        content = item.get("content")
-        if item.get("type") == "message" and isinstance(content, list):
-            yield from (part for part in content if isinstance(part, Mapping))
+        if item.get("type") == "message":
+            yield from fields.objects(item.get("content"))
 
 
 def item_reasoning(item: Mapping[str, Any]) -> str:
     """The text of a reasoning item: its summaries separated by a blank line, else its open text."""
     for key in ("summary", "content"):
-        parts = item.get(key)
-        if isinstance(parts, list):
-            texts = [_text(part.get("text")) for part in parts if isinstance(part, Mapping)]
-            if text := "\n\n".join(text for text in texts if text):
-                return text
+        texts = [fields.text(part.get("text")) for part in fields.objects(item.get(key))]
+        if text := "\n\n".join(text for text in texts if text):
+            return text
     return ""
 
 
 def call_of(item: Mapping[str, Any]) -> ToolCall:
     """The call of a `function_call` item, under its `call_id`."""
-    return ToolCall(_text(item.get("call_id")), _text(item.get("name")), call_arguments(item.get("arguments")))
+    return ToolCall(fields.text(item.get("call_id")), fields.text(item.get("name")), call_arguments(item.get("arguments")))
 
 
 def is_finished(item: Mapping[str, Any]) -> bool:
@@ -288,7 +284,7 @@ def is_finished(item: Mapping[str, Any]) -> bool:
 
 def hosted_call(item: Mapping[str, Any]) -> HostedToolCall | None:
     """A call that the provider ran itself (`web_search_call`, `code_interpreter_call`, ...); `None` for other items."""
-    kind = _text(item.get("type"))
+    kind = fields.text(item.get("type"))
     if not kind.endswith("_call") or kind == "function_call":
         return None
     given = next((item[key] for key in ("action", "queries", "code", "arguments", "input") if item.get(key) is not None), None)
@@ -296,22 +292,10 @@ def hosted_call(item: Mapping[str, Any]) -> HostedToolCall | None:
     action = item.get("action")
     sources = action.get("sources") if isinstance(action, Mapping) else None
     return HostedToolCall(
-        id=_text(item.get("id")),
-        name=_text(item.get("name")) or kind.removesuffix("_call"),
+        id=fields.text(item.get("id")),
+        name=fields.text(item.get("name")) or kind.removesuffix("_call"),
         args=given,
         result=result if result is not None else item.get("error"),
         is_error=item.get("status") == "failed" or bool(item.get("error")),
         sources=tuple(sources) if isinstance(sources, list) else (),
     )
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _count(value: Any) -> int | None:
-    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0 else None

@@ -17,6 +17,7 @@ from lousho_ray.ports import (
     TextChunk,
     ToolCallChunk,
 )
+from lousho_ray.providers import json_fields as fields
 from lousho_ray.providers.failures import MalformedReplyError, TruncatedStreamError, error_body
 from lousho_ray.providers.openai_chat import model_of
 from lousho_ray.providers.openai_responses import (
@@ -79,12 +80,12 @@ class ResponsesStream:
         kind = body.get("type")
         if kind in _TEXT:
             self._refused = self._refused or _TEXT[kind]
-            if text := self._text.push(_text(body.get("delta"))):
+            if text := self._text.push(fields.text(body.get("delta"))):
                 self._wrote = True
                 yield from self._end_thinking()
                 yield TextChunk(text)
         elif kind in _REASONING:
-            if thought := self._thought.push(_text(body.get("delta"))):
+            if thought := self._thought.push(fields.text(body.get("delta"))):
                 self._thinking = True
                 yield ReasoningChunk(thought)
         elif kind == "response.reasoning_summary_part.added":
@@ -95,8 +96,7 @@ class ResponsesStream:
         elif kind == "response.output_item.done":
             yield from self._item_done(body.get("item"))
         elif kind in _END:
-            response = body.get("response")
-            self._response = response if isinstance(response, Mapping) else {}
+            self._response = fields.mapping(body.get("response"))
             if kind in ("response.failed", "response.cancelled"):
                 raise_failed({**self._response, "status": "failed"}, self._provider)
         elif kind == "error" or (kind is None and body.get("error")):
@@ -113,7 +113,7 @@ class ResponsesStream:
         if item.get("type") == "reasoning":
             yield from self._end_thinking()
         elif item.get("type") == "function_call":
-            self._sent.add(_text(item.get("call_id")))
+            self._sent.add(fields.text(item.get("call_id")))
             yield from self._call(item)
         elif (call := hosted_call(item)) is not None:
             yield HostedToolResultChunk(call)
@@ -143,19 +143,14 @@ class ResponsesStream:
         yield from self._end_thinking()
         if rest := self._text.close():
             yield TextChunk(rest)
-        raw = response.get("output")
-        output = [item for item in raw if isinstance(item, Mapping)] if isinstance(raw, list) else []
+        output = fields.objects(response.get("output"))
         text, refused = message_text(output)
         if text and not self._wrote:
             yield TextChunk(clean_text(text))
         for item in output:
-            if item.get("type") == "function_call" and _text(item.get("call_id")) not in self._sent:
+            if item.get("type") == "function_call" and fields.text(item.get("call_id")) not in self._sent:
                 yield from self._call(item)
         reason = "content_filter" if refused or self._refused else responses_finish(response)
         if self._called and reason != "content_filter":
             reason = "tool_calls"
         yield FinishChunk(reason, responses_usage(response.get("usage")), response_model=model_of(response))
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""

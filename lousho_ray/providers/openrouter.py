@@ -32,7 +32,8 @@ class OpenRouterProvider(OpenAIClientProvider):
         super().__init__(api_key=api_key or os.environ.get("OPENROUTER_API_KEY"), base_url=base_url or BASE_URL, **options)
 
     def call(self, options: GenerateOptions, model: str, *, stream: bool) -> Call:
-        dialect = ChatDialect(provider=self.name, files=self.files_rule(), extra={"usage": {"include": True}})
+        extra_usage = {"usage": {"include": True}}
+        dialect = ChatDialect(provider=self.name, file_urls=True, extra=extra_usage, **self.file_rules())
         marks = options.prompt_caching == "auto" and model.lower().startswith("anthropic/claude")
         extra = self._reasoning(options, model)
         body = chat_request(options, model, dialect, self.warn, stream=stream, extra=extra, cache_marks=marks)
