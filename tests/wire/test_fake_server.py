@@ -205,6 +205,52 @@ async def test_ollama_reply_is_the_same_plain_and_streamed(fake_server: FakeServ
         assert (last["prompt_eval_count"], last["eval_count"], last["done_reason"]) == (7, 3, "stop")
 
 
+@pytest.mark.parametrize(
+    ("finish", "chat", "messages", "ollama"),
+    [
+        (None, "stop", "end_turn", "stop"),
+        ("length", "length", "max_tokens", "length"),
+        ("content_filter", "content_filter", "refusal", "content_filter"),
+        ("pause_turn", "pause_turn", "pause_turn", "pause_turn"),
+    ],
+)
+async def test_finish_reason_is_in_the_words_of_the_route(
+    fake_server: FakeServer, finish: str | None, chat: str, messages: str, ollama: str
+) -> None:
+    fake_server.respond(Reply(text="x", finish_reason=finish, model="other"))
+    async with openai_client(fake_server) as client:
+        chosen = await client.chat.completions.create(**ASK)
+    async with anthropic_client(fake_server) as client:
+        message = await client.messages.create(max_tokens=9, **ASK)
+    async with http_client() as client:
+        answer = (await client.post(f"{fake_server.url}/api/chat", json={**ASK, "stream": False})).json()
+    assert (chosen.choices[0].finish_reason, message.stop_reason, answer["done_reason"]) == (chat, messages, ollama)
+    assert chosen.model == message.model == answer["model"] == "other"
+
+
+async def test_mistral_calls_have_ids_that_mistral_takes_back(fake_server: FakeServer) -> None:
+    fake_server.respond([Reply(tool_calls=[("add", {})]), Reply(text="ok")])
+    async with AsyncOpenAI(api_key="k", base_url=fake_server.mistral_url, max_retries=0) as client:
+        first = (await client.chat.completions.create(**ASK)).choices[0].message
+        [call] = first.tool_calls or ()
+        turn = {"role": "assistant", "content": None, "tool_calls": [call.model_dump(exclude_none=True)]}
+        result = {"role": "tool", "tool_call_id": call.id, "content": "3"}
+        history: Any = [*ASK["messages"], turn, result]
+        second = await client.chat.completions.create(model="m", messages=history)
+    assert len(call.id) == 9
+    assert second.choices[0].message.content == "ok"
+
+
+@pytest.mark.parametrize("steps", [(status(200), status(200)), (status(200, body="x"), "y", "z")])
+async def test_impossible_scenario_is_a_violation(fake_server: FakeServer, steps: tuple[Any, ...]) -> None:
+    fake_server.on("chat", *steps)
+    async with http_client() as client:
+        with contextlib.suppress(httpx2.TransportError):
+            await client.post(fake_server.url + CHAT_PATH, json=ASK)
+    await fake_server.wait_idle()
+    assert [violation.rule for violation in fake_server.take_violations()] == ["scenario-failed"]
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/api/chat"])
 async def test_reply_without_usage_reports_none(fake_server: FakeServer, path: str) -> None:
     fake_server.respond(Reply(text="x", usage=None))

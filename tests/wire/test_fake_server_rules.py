@@ -437,6 +437,7 @@ ROWS: list[tuple[Api, str, Change, Change]] = [
     (CLAUDE, "shape", {"tools.0": chat_tool()}, {"tools.0": claude_tool()}),
     (CLAUDE, "shape", {"tools.0.input_schema": DROP}, {}),
     (CLAUDE, "tool-name", {"tools.0.name": "a.b"}, {"tools.0.name": "a-b"}),
+    (CLAUDE, "tool-name", {"tools.0.name": "a" * 129}, {"tools.0.name": "a" * 128}),
     (
         CLAUDE,
         "tool-unique",

@@ -19,7 +19,6 @@ from lousho_ray.testing.fake_server.anthropic_turns import (
 )
 from lousho_ray.testing.fake_server.openai_rules import check_base64
 from lousho_ray.testing.fake_server.rule import (
-    TOOL_NAME,
     BrokenRuleError,
     Check,
     Checked,
@@ -41,6 +40,7 @@ from lousho_ray.testing.fake_server.schema_rules import check_object_schema
 
 MAX_CACHE_MARKS = 4
 MIN_THINKING_TOKENS = 1024
+TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 CALL_ID = re.compile(r"[a-zA-Z0-9_-]+")
 
 _KEYS: dict[str, Check] = {

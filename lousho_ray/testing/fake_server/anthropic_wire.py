@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from lousho_ray.testing.fake_server.chat_wire import sse
@@ -128,7 +129,7 @@ def _blocks(reply: Reply, issued: Issued) -> tuple[list[dict[str, Any]], list[li
     if reply.full_text:
         blocks.append({"type": "text", "text": reply.full_text})
         deltas.append([{"type": "text_delta", "text": piece} for piece in reply.pieces])
-    for call in issued.calls(reply, "toolu"):
+    for call in issued.calls(reply, partial(issued.new_id, "toolu")):
         blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": call.input})
         half = len(call.arguments) // 2
         pieces = [call.arguments[:half], call.arguments[half:]]

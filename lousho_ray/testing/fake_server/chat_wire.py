@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from lousho_ray.testing.fake_server.records import RecordedRequest
@@ -63,9 +64,10 @@ def completion(message: Mapping[str, Any], finish_reason: str | None = "stop", *
 
 def render(reply: Reply, request: RecordedRequest, issued: Issued) -> list[Step]:
     """The steps that send a reply in the form the request asked for."""
+    new_id = issued.new_mistral_id if request.dialect == "mistral" else partial(issued.new_id, "call")
     calls = [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-        for call in issued.calls(reply, "call")
+        for call in issued.calls(reply, new_id)
     ]
     head = {"id": issued.new_id("chatcmpl"), "model": reply.model or request.body.get("model", "fake")}
     reasoning_key = "reasoning" if request.dialect == "openrouter" else "reasoning_content"

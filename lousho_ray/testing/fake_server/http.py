@@ -172,6 +172,8 @@ class Exchange:
         return self.status is not None
 
     async def start(self, status: int, headers: HeaderPairs) -> None:
+        if self.started:
+            raise RuntimeError("the status line has been sent already")
         pairs = [(name.lower(), value) for name, value in headers]
         names = {name for name, _ in pairs}
         self.status = status
@@ -185,6 +187,8 @@ class Exchange:
 
     async def send(self, data: bytes, *, last: bool = False) -> None:
         """Sends body bytes; with `last` the end of the body leaves in the same write."""
+        if self._finished:
+            raise RuntimeError("the body has been sent already")
         size = self.piece_bytes or max(len(data), 1)
         pieces = [data[at : at + size] for at in range(0, len(data), size)]
         for piece in pieces[:-1] if last else pieces:

@@ -46,7 +46,7 @@ class Journal:
     @property
     def concurrent(self) -> int:
         """Requests in flight now."""
-        return self._in_flight.total()
+        return sum(tuple(self._in_flight.values()))
 
     @property
     def max_concurrent(self) -> int:

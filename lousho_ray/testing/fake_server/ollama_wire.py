@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from lousho_ray.testing.fake_server.records import RecordedRequest
@@ -35,7 +36,9 @@ def ollama_answer(message: Mapping[str, Any] | None = None, **fields: Any) -> di
 
 def render(reply: Reply, request: RecordedRequest, issued: Issued) -> list[Step]:
     """The steps that send a reply in the form the request asked for."""
-    calls = [{"function": {"name": call.name, "arguments": call.input}} for call in issued.calls(reply, "call")]
+    calls = [
+        {"function": {"name": call.name, "arguments": call.input}} for call in issued.calls(reply, partial(issued.new_id, "call"))
+    ]
     usage = dict(reply.usage) if isinstance(reply.usage, Mapping) else _counts(*(reply.usage or (None, None)))
     reason = "stop" if reply.finish == "tool_calls" else reply.finish
     model = {"model": reply.model or request.body.get("model", "fake")}

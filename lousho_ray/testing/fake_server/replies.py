@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,10 +95,14 @@ class Issued:
         self.signatures[signature] = thinking
         return signature
 
-    def calls(self, reply: Reply, prefix: str) -> list[Call]:
-        """The calls of a reply; those without an id get a new one."""
+    def new_mistral_id(self) -> str:
+        """An id as Mistral makes and demands them: nine letters or digits."""
+        return f"{next(self._numbers):09d}"
+
+    def calls(self, reply: Reply, new_id: Callable[[], str]) -> list[Call]:
+        """The calls of a reply; those without an id get one from `new_id`."""
         calls = []
         for name, args, *given in reply.tool_calls:
             text = args if isinstance(args, str) else json.dumps(args, ensure_ascii=False)
-            calls.append(Call(given[0] if given else self.new_id(prefix), name, text))
+            calls.append(Call(given[0] if given else new_id(), name, text))
         return calls

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from lousho_ray.testing.fake_server.chat_wire import sse
@@ -154,7 +155,7 @@ def _items(reply: Reply, request: RecordedRequest, issued: Issued) -> list[dict[
             issued.encrypted.add(encrypted)
         reasoning_id = issued.new_id("rs")
         items.append(reasoning_item(reply.reasoning, reasoning_id, encrypted))
-    calls = issued.calls(reply, "call")
+    calls = issued.calls(reply, partial(issued.new_id, "call"))
     if reply.full_text or not calls:
         items.append(message_item(reply.full_text, issued.new_id("msg")))
     items += [function_call_item(call.id, call.name, call.arguments, issued.new_id("fc")) for call in calls]
