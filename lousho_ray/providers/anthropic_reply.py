@@ -25,6 +25,7 @@ from lousho_ray.ports import (
     TextChunk,
     ToolCallChunk,
 )
+from lousho_ray.providers import json_fields
 from lousho_ray.providers.anthropic_wire import PROVIDER
 from lousho_ray.providers.transcript import TextJoiner, call_arguments, clean_text, settled_calls, unique_calls
 from lousho_ray.usage import ProviderUsage
@@ -42,19 +43,13 @@ _HOSTED_CALLS = ("server_tool_use", "mcp_tool_use")
 
 def read_usage(fields: Mapping[str, Any]) -> ProviderUsage | None:
     """The API's usage figures in ours; `None` when it reported none. Its `input_tokens` leaves cache traffic out, ours does not."""
-    read, written = _count(fields, "cache_read_input_tokens"), _count(fields, "cache_creation_input_tokens")
-    prompt = (_count(fields, "input_tokens") or 0) + (read or 0) + (written or 0)
-    completion = _count(fields, "output_tokens") or 0
+    read, written = (json_fields.count(fields.get(f"cache_{kind}_input_tokens")) for kind in ("read", "creation"))
+    prompt = (json_fields.count(fields.get("input_tokens")) or 0) + (read or 0) + (written or 0)
+    completion = json_fields.count(fields.get("output_tokens")) or 0
     if not prompt and not completion:
         return None
-    details = fields.get("output_tokens_details")
-    thinking = _count(details, "thinking_tokens") if isinstance(details, Mapping) else None
+    thinking = json_fields.count(json_fields.mapping(fields.get("output_tokens_details")).get("thinking_tokens"))
     return ProviderUsage(prompt, completion, read, written, thinking)
-
-
-def _count(fields: Mapping[str, Any], key: str) -> int | None:
-    value = fields.get(key)
-    return value if isinstance(value, int) else None
 
 
 def add_usage(first: ProviderUsage | None, second: ProviderUsage | None) -> ProviderUsage | None:
@@ -147,19 +142,20 @@ class ReplyReader:
 
     def feed(self, event: Mapping[str, Any]) -> list[Chunk]:
         """The chunks that one event completes. Unknown events and blocks are ignored."""
+        index = json_fields.count(event.get("index")) or 0
         match event.get("type"):
             case "content_block_delta":
-                return self._delta(event.get("index", 0), event.get("delta") or {})
+                return self._delta(index, json_fields.mapping(event.get("delta")))
             case "content_block_start":
-                return self._start(event.get("index", 0), event.get("content_block") or {})
+                return self._start(index, json_fields.mapping(event.get("content_block")))
             case "content_block_stop":
-                return self._stop(event.get("index", 0))
+                return self._stop(index)
             case "message_start":
-                message = event.get("message") or {}
-                self.served = message.get("model") or self.served
+                message = json_fields.mapping(event.get("message"))
+                self.served = json_fields.text(message.get("model")) or self.served
                 self._note(message)
             case "message_delta":
-                self._note({**(event.get("delta") or {}), "usage": event.get("usage")})
+                self._note({**json_fields.mapping(event.get("delta")), "usage": event.get("usage")})
             case "message_stop":
                 return self._end()
             case _:
@@ -169,10 +165,9 @@ class ReplyReader:
     def read(self, body: Mapping[str, Any]) -> list[Chunk]:
         """The chunks of a whole reply, as its stream would have given them."""
         chunks = self.feed({"type": "message_start", "message": body})
-        for index, block in enumerate(body["content"]):
-            if isinstance(block, Mapping):
-                chunks += self.feed({"type": "content_block_start", "index": index, "content_block": block})
-                chunks += self.feed({"type": "content_block_stop", "index": index})
+        for index, block in enumerate(json_fields.objects(body.get("content"))):
+            chunks += self.feed({"type": "content_block_start", "index": index, "content_block": block})
+            chunks += self.feed({"type": "content_block_stop", "index": index})
         return chunks + self.feed({"type": "message_stop"})
 
     def _end(self) -> list[Chunk]:
@@ -184,18 +179,16 @@ class ReplyReader:
         return chunks + [ToolCallChunk(call) for call in self.calls]
 
     def _note(self, fields: Mapping[str, Any]) -> None:
-        self.stop_reason = fields.get("stop_reason") or self.stop_reason
-        usage = fields.get("usage")
-        if isinstance(usage, Mapping):
-            self._usage.update({key: value for key, value in usage.items() if value is not None})
+        self.stop_reason = json_fields.text(fields.get("stop_reason")) or self.stop_reason
+        usage = json_fields.mapping(fields.get("usage"))
+        self._usage.update({key: value for key, value in usage.items() if value is not None})
 
     def _start(self, index: int, raw: Mapping[str, Any]) -> list[Chunk]:
         block = self._blocks[index] = _Block(dict(raw))
         self._open.add(index)
-        first = raw.get("text") if block.kind == "text" else raw.get("thinking") if block.kind == "thinking" else None
-        if block.kind == "thinking" and raw.get("signature"):
-            block.signature.append(raw["signature"])
-        return self._text(block, first) if first else []
+        if block.kind == "thinking":
+            block.signature.append(json_fields.text(raw.get("signature")))
+        return self._text(block, json_fields.text(raw.get(block.kind)))
 
     def _delta(self, index: int, delta: Mapping[str, Any]) -> list[Chunk]:
         block = self._blocks.get(index)
@@ -203,15 +196,15 @@ class ReplyReader:
             return []
         match delta.get("type"):
             case "text_delta":
-                return self._text(block, delta.get("text") or "")
+                return self._text(block, json_fields.text(delta.get("text")))
             case "thinking_delta":
-                return self._text(block, delta.get("thinking") or "")
+                return self._text(block, json_fields.text(delta.get("thinking")))
             case "signature_delta":
-                block.signature.append(delta.get("signature") or "")
+                block.signature.append(json_fields.text(delta.get("signature")))
             case "input_json_delta":
-                block.input_json.append(delta.get("partial_json") or "")
+                block.input_json.append(json_fields.text(delta.get("partial_json")))
             case "citations_delta":
-                block.raw["citations"] = [*(block.raw.get("citations") or ()), delta.get("citation")]
+                block.raw["citations"] = [*json_fields.objects(block.raw.get("citations")), delta.get("citation")]
             case _:
                 pass
         return []
@@ -234,7 +227,7 @@ class ReplyReader:
             case "thinking":
                 return [*self._text(block, "", last=True), ReasoningEndChunk(self._thinking(block))]
             case "redacted_thinking":
-                redacted = ReasoningBlock("", None, block.raw.get("data"), PROVIDER, self.model)
+                redacted = ReasoningBlock("", None, json_fields.text(block.raw.get("data")), PROVIDER, self.model)
                 return [ReasoningEndChunk(redacted)]
             case kind if kind in _HOSTED_CALLS:
                 return [HostedToolCallChunk(_hosted_call(block.whole()))]
@@ -251,22 +244,22 @@ class ReplyReader:
 def _tool_call(block: _Block) -> ToolCall:
     # The input comes in fragments; a server that gives it at the start sends none.
     arguments = call_arguments("".join(block.input_json) or block.raw.get("input"))
-    return ToolCall(block.raw.get("id") or "", clean_text(block.raw.get("name") or ""), arguments)
+    return ToolCall(json_fields.text(block.raw.get("id")), clean_text(json_fields.text(block.raw.get("name"))), arguments)
 
 
 def _hosted_call(raw: Mapping[str, Any]) -> HostedToolCall:
-    return HostedToolCall(raw.get("id") or "", raw.get("name") or "", raw.get("input"))
+    return HostedToolCall(json_fields.text(raw.get("id")), json_fields.text(raw.get("name")), raw.get("input"))
 
 
 def _hosted_result(raw: Mapping[str, Any], blocks: Any) -> HostedToolCall:
     """The result of a call the server ran, with the call's own name and arguments."""
-    call_id, content = raw.get("tool_use_id") or "", raw.get("content")
+    call_id, content = json_fields.text(raw.get("tool_use_id")), raw.get("content")
     calls = (block.whole() for block in blocks if block.kind in _HOSTED_CALLS and block.raw.get("id") == call_id)
     started: dict[str, Any] = next(calls, {})
     failed = bool(raw.get("is_error")) or (isinstance(content, Mapping) and "error_code" in content)
-    found = [item for item in content if isinstance(item, Mapping) and "url" in item] if isinstance(content, list) else []
+    found = [item for item in json_fields.objects(content) if "url" in item]
     sources = tuple({"url": item["url"], "title": item.get("title")} for item in found)
-    name = started.get("name") or str(raw.get("type", "")).removesuffix("_tool_result")
+    name = json_fields.text(started.get("name")) or str(raw["type"]).removesuffix("_tool_result")
     return HostedToolCall(call_id, name, started.get("input"), content, failed, sources)
 
 

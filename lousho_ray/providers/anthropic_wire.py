@@ -131,7 +131,7 @@ def encode_tool(tool: ToolDefinition) -> str:
 
 
 def _encode_hosted(tool: Any) -> str:
-    raw = getattr(tool, "raw", None)
+    raw = tool if isinstance(tool, Mapping) else getattr(tool, "raw", None)
     if isinstance(raw, Mapping):
         return encode_block(raw)
     raise ConfigurationError(

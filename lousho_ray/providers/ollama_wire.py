@@ -26,6 +26,7 @@ from lousho_ray.ports import (
     ToolCallChunk,
     ToolDefinition,
 )
+from lousho_ray.providers import json_fields
 from lousho_ray.providers.transcript import (
     CallNamer,
     TextJoiner,
@@ -56,7 +57,7 @@ _SETTINGS = {
     "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty",
 }
-_FINISH = {None: "stop", "": "stop", "stop": "stop", "length": "length"}
+_FINISH = {"": "stop", "stop": "stop", "length": "length"}
 
 
 # -------------------------------------------------------------------------------------------------------------------- requests
@@ -189,8 +190,8 @@ def _image(part: ImagePart, message: Message, transcript: Sequence[Message]) -> 
 
 def chat_usage(fields: Mapping[str, Any]) -> ProviderUsage | None:
     """The counts of a reply; `None` when one of them is missing or both are 0."""
-    prompt, completion = fields.get("prompt_eval_count"), fields.get("eval_count")
-    if not isinstance(prompt, int) or not isinstance(completion, int) or not (prompt or completion):
+    prompt, completion = json_fields.count(fields.get("prompt_eval_count")), json_fields.count(fields.get("eval_count"))
+    if prompt is None or completion is None or prompt + completion == 0:
         return None
     return ProviderUsage(prompt, completion)
 
@@ -216,13 +217,12 @@ class ReplyReader:
 
     def feed(self, line: Mapping[str, Any]) -> list[Chunk]:
         """The chunks of one line. The calls come with the last one, under ids of ours where the server gave none."""
-        message = line.get("message")
-        message = message if isinstance(message, Mapping) else {}
+        message = json_fields.mapping(line.get("message"))
         done = line.get("done") is True
         chunks: list[Chunk] = []
-        thought = self._thought.push(message.get("thinking") or "")
-        text = self._text.push(message.get("content") or "") + (self._text.close() if done else "")
-        calls = message.get("tool_calls") or ()
+        thought = self._thought.push(json_fields.text(message.get("thinking")))
+        text = self._text.push(json_fields.text(message.get("content"))) + (self._text.close() if done else "")
+        calls = [_call(raw) for raw in json_fields.objects(message.get("tool_calls"))]
         if thought:
             self._thinking = True
             chunks.append(ReasoningChunk(thought))
@@ -233,25 +233,25 @@ class ReplyReader:
             chunks.append(ReasoningEndChunk())
         if text:
             chunks.append(TextChunk(text))
-        self._calls += [call for raw in calls if (call := _call(raw)) is not None]
+        self._calls += calls
         return chunks + self._end(line) if done else chunks
 
     def _end(self, line: Mapping[str, Any]) -> list[Chunk]:
         namer = CallNamer(self.messages)
         named = tuple(call for raw in self._calls if (call := namer.name(raw)) is not None)
-        reason, calls = settled_calls(_FINISH.get(line.get("done_reason"), "other"), named, None, None)
+        reason = _FINISH.get(json_fields.text(line.get("done_reason")), "other")
+        reason, calls = settled_calls(reason, named, None, None)
         self.done = True
-        self.finish = FinishChunk(reason, chat_usage(line), ServedBy(PROVIDER, self.model), line.get("model"))
+        self.finish = FinishChunk(
+            reason, chat_usage(line), ServedBy(PROVIDER, self.model), json_fields.text(line.get("model")) or None
+        )
         return [*(ToolCallChunk(call) for call in calls), self.finish]
 
 
-def _call(raw: Any) -> ToolCall | None:
-    function = raw.get("function") if isinstance(raw, Mapping) else None
-    if not isinstance(function, Mapping):
-        return None
-    call_id = raw.get("id")
-    name = clean_text(str(function.get("name") or ""))
-    return ToolCall(call_id if isinstance(call_id, str) else "", name, call_arguments(function.get("arguments")))
+def _call(raw: Mapping[str, Any]) -> ToolCall:
+    function = json_fields.mapping(raw.get("function"))
+    name = clean_text(json_fields.text(function.get("name")))
+    return ToolCall(json_fields.text(raw.get("id")), name, call_arguments(function.get("arguments")))
 
 
 def fold_result(chunks: Sequence[Chunk], raw_response: Any = None) -> GenerateResult:

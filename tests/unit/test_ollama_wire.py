@@ -214,3 +214,20 @@ def test_lines_survive_any_cut(lines: list[str], size: int, ended: bool) -> None
     for at in range(0, len(data), size):
         seen += decoder.feed(data[at : at + size])
     assert seen + decoder.close() == encoded
+
+
+_junk = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["function", "name", "arguments", "id"]), inner),
+    max_leaves=6,
+)
+_keys = ("message", "done", "done_reason", "prompt_eval_count", "eval_count", "model")
+_message = st.dictionaries(st.sampled_from(["content", "thinking", "tool_calls"]), _junk)
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(_keys), _junk | _message), max_size=4))
+def test_fields_of_a_wrong_type_count_as_absent(lines: list[dict[str, Any]]) -> None:
+    reader = ReplyReader("m")
+    for line in [*lines, {"done": True}]:
+        chunks = reader.feed(line)
+    assert isinstance(chunks[-1], FinishChunk)
