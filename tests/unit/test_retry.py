@@ -38,6 +38,7 @@ from lousho_ray.ports import (
     TextChunk,
     ToolCallChunk,
 )
+from lousho_ray.providers.fallback import with_fallback
 from lousho_ray.providers.mock import MockProvider
 from lousho_ray.providers.retry import RetryProvider, backoff_ms, resilient_provider, with_retry
 from lousho_ray.providers.wrapper import can_stream
@@ -508,6 +509,22 @@ async def test_the_finish_comes_once_and_a_failure_behind_it_does_not_count() ->
     model = Scripted([TextChunk("ok"), DONE, HTTPError(500)])
     assert await read(quick(model)) == [TextChunk("ok"), DONE]
     assert model.closed == model.calls == 1
+
+
+@pytest.mark.parametrize("wrap", [with_retry, lambda provider: with_fallback([provider])])
+async def test_a_stream_is_read_on_after_its_finish_so_that_the_provider_can_end_it_in_order(wrap: Any) -> None:
+    ended: list[str] = []
+
+    class Tidy(Scripted):
+        async def stream(self, options: GenerateOptions, /) -> AsyncIterator[Chunk]:
+            yield TextChunk("ok")
+            yield DONE
+            ended.append("in order")
+
+    chunks = await read(wrap(Tidy()))
+    assert chunks[0] == TextChunk("ok")
+    assert isinstance(chunks[-1], FinishChunk)
+    assert ended == ["in order"]
 
 
 async def test_opening_a_stream_may_be_a_coroutine_that_fails() -> None:
