@@ -10,6 +10,7 @@ import asyncio
 import importlib
 import inspect
 import logging
+import sys
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Coroutine, Mapping
@@ -61,6 +62,8 @@ class HTTPProvider:
     provider_name: ClassVar[str] = "http"
     built_in_model: ClassVar[str | None] = None
     key_variable: ClassVar[str | None] = None
+    client_package: ClassVar[tuple[str, str] | None] = None
+    """The module of the vendor's client and what pip installs it as."""
     accepts_file_parts: bool = False
 
     def __init__(
@@ -167,6 +170,11 @@ class HTTPProvider:
         if held is not None:
             return held[0]
         self.require_key()
+        if self.client_package is not None and self.client_package[0] not in sys.modules:
+            # The import takes a second of CPU: other tasks of this loop go on meanwhile.
+            await asyncio.to_thread(import_client, *self.client_package)
+        if (made_meanwhile := self._clients.get(loop)) is not None:
+            return made_meanwhile[0]
         with self._lock:
             for other in [other for other in self._clients if other.is_closed()]:
                 del self._clients[other]

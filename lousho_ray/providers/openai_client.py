@@ -30,6 +30,8 @@ from lousho_ray.providers.failures import MalformedReplyError
 from lousho_ray.providers.server_words import server_words
 from lousho_ray.providers.sse import ServerSentEvent, SSEDecoder
 
+_CLIENT = ("openai", "openai[aiohttp]>=3.57,<4")
+
 
 class StreamReader(Protocol):
     """What turns the events of one stream into chunks (see `ChatStream`)."""
@@ -58,28 +60,35 @@ class Call:
 class OpenAIClientProvider(HTTPProvider):
     """Base of the providers that speak an OpenAI API. A subclass says which call a model turn is (`call`)."""
 
+    client_package = _CLIENT
+
     def call(self, options: GenerateOptions, model: str, *, stream: bool) -> Call:
         raise NotImplementedError
 
     def new_client(self) -> Any:
-        openai = import_client("openai", "openai[aiohttp]")
-        httpx2 = import_client("httpx2", "httpx2")
-        connect_s = None if self.connect_timeout_ms is None else self.connect_timeout_ms / 1000
-        timeout = httpx2.Timeout(None, connect=connect_s)  # all other waits are limited here, with the times of this provider
+        openai = import_client(*_CLIENT)
         headers: dict[str, Any] = {name: openai.Omit() for name in self._unwanted_headers()}
         return openai.AsyncOpenAI(
             api_key=self.api_key or "none",
             base_url=self.base_url,
             max_retries=0,
-            timeout=timeout,
+            timeout=self._timeout(),
             default_headers={**headers, **self.headers},
-            http_client=openai.DefaultAioHttpClient(timeout=timeout),
+            http_client=openai.DefaultAioHttpClient(timeout=self._timeout()),
         )
 
     def _request_options(self) -> dict[str, Any]:
-        if self.api_key or any(name.lower() == "authorization" for name in self.headers):
-            return {}
-        return {"headers": {"Authorization": import_client("openai", "openai[aiohttp]").Omit()}}
+        # Every option is given: the client would fill each one left out with a deep copy. Without `admin_api_key_auth` an
+        # administrator's key in the environment stays there.
+        headers: dict[str, Any] = {}
+        if not self.api_key and not any(name.lower() == "authorization" for name in self.headers):
+            headers["Authorization"] = import_client(*_CLIENT).Omit()
+        return {"headers": headers, "params": {}, "max_retries": 0, "timeout": self._timeout(), "security": {"bearer_auth": True}}
+
+    def _timeout(self) -> Any:
+        """Limits the connecting only; all other waits are limited here, with the times of this provider."""
+        connect_s = None if self.connect_timeout_ms is None else self.connect_timeout_ms / 1000
+        return import_client("httpx2", "httpx2").Timeout(None, connect=connect_s)
 
     def _unwanted_headers(self) -> list[str]:
         """Headers that the client would take from this process's environment. What a provider sends is decided where it was
@@ -146,7 +155,7 @@ class OpenAIClientProvider(HTTPProvider):
         return await client.post(call.path, content=call.body, cast_to=_response_type(), options=self._request_options(), **stream)
 
     async def _open(self, client: Any, call: Call) -> Any:
-        return await self._post(client, call, stream=True, stream_cls=import_client("openai", "openai[aiohttp]").AsyncStream[Any])
+        return await self._post(client, call, stream=True, stream_cls=import_client(*_CLIENT).AsyncStream[Any])
 
     async def get_models(self) -> list[str]:
         """The ids of the models that the server lists."""

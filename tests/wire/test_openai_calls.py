@@ -162,6 +162,7 @@ async def test_account_headers_and_keys_of_openai_do_not_go_to_other_servers(
     monkeypatch.setenv("OPENAI_API_KEY", "sk-vendor-0123456789")
     monkeypatch.setenv("OPENAI_ORG_ID", "org-1")
     monkeypatch.setenv("OPENAI_PROJECT_ID", "proj-1")
+    monkeypatch.setenv("OPENAI_ADMIN_KEY", "sk-admin-0123456789")
     monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "X-Ambient: secret-value")
     fake_server.respond("ok")
     provider = OpenAICompatibleProvider(base_url=fake_server.compatible_url, default_model="llama")
