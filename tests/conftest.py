@@ -1,0 +1,52 @@
+"""What holds for every test: no key and no setting of the machine it runs on, strict error codes, no task left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+import lousho_ray.errors
+
+FOREIGN_PREFIXES = ("ANTHROPIC_", "LOUSHO_", "OLLAMA_", "OPENAI_", "OPENROUTER_")
+FOREIGN_SUFFIXES = ("_API_KEY",)
+FOREIGN = frozenset({"RAY_ADDRESS", "RAY_NAMESPACE", "ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY"})
+"""Variables of a developer's machine that would change what is tested (in small letters, too)."""
+
+FOLDER = Path(__file__).parent
+ON_RAY = (FOLDER / "ray", FOLDER / "e2e")
+"""Folders whose tests choose the runtime themselves; everywhere else agents run in this process."""
+
+SETTLE_S = 2.0
+"""How long tasks that a test has told to end may take for it."""
+
+
+def pytest_configure() -> None:
+    # Before any fixture: a Ray that is started for the whole session inherits the environment, too.
+    for name in list(os.environ):
+        if name.upper() in FOREIGN or name.startswith(FOREIGN_PREFIXES) or name.endswith(FOREIGN_SUFFIXES):
+            del os.environ[name]
+    lousho_ray.errors.STRICT = True
+
+
+@pytest.fixture(autouse=True)
+def _surroundings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not any(request.path.is_relative_to(folder) for folder in ON_RAY):
+        monkeypatch.setenv("LOUSHO_RUNTIME", "local")
+    if inspect.iscoroutinefunction(inspect.unwrap(request.node.obj)):
+        # Asked for before the fixtures of the test, it ends after them.
+        request.getfixturevalue("_no_task_left")
+
+
+@pytest.fixture
+async def _no_task_left() -> AsyncIterator[None]:
+    before = asyncio.all_tasks()
+    yield
+    left = {task for task in asyncio.all_tasks() if task not in before and task is not asyncio.current_task()}
+    if left:
+        _, left = await asyncio.wait(left, timeout=SETTLE_S)
+    assert not left, f"The test left tasks running: {[repr(task.get_coro()) for task in left]}"
