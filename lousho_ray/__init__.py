@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lousho_ray.agent import Agent, Session
+    from lousho_ray.agent_options import CreateAgentOptions
     from lousho_ray.cancellation import AbortSignal, CancelToken
     from lousho_ray.create import create_agent
     from lousho_ray.errors import (
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
 
 _HOMES: dict[str, tuple[str, ...]] = {
     "agent": ("Agent", "Session"),
+    "agent_options": ("CreateAgentOptions",),
     "cancellation": ("AbortSignal", "CancelToken"),
     "create": ("create_agent",),
     "errors": (
@@ -112,6 +114,7 @@ __all__ = [
     "CancelToken",
     "CompactedLLMProviderError",
     "ConfigurationError",
+    "CreateAgentOptions",
     "Event",
     "ExecutionResult",
     "FilePart",

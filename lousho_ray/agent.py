@@ -7,7 +7,7 @@ import functools
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 from weakref import WeakSet
 
 from lousho_ray.cancellation import CancelToken
@@ -53,7 +53,7 @@ class Runtime(Protocol):
         ...
 
 
-class Agent:
+class Agent(Generic[T]):
     """An agent. Make one with `create_agent()`."""
 
     def __init__(self, definition: AgentDefinition, runtime: RuntimeName) -> None:
@@ -73,7 +73,7 @@ class Agent:
         """The checked options."""
         return self._definition
 
-    async def send(self, input: Input, **options: Any) -> ExecutionResult[Any]:
+    async def send(self, input: Input, **options: Any) -> ExecutionResult[T]:
         """Runs the agent on `input` and returns how the run ended.
 
         Args:
@@ -89,11 +89,11 @@ class Agent:
         """
         return await settle(self._start(input, options, "send", observed=False))
 
-    def send_sync(self, input: Input, **options: Any) -> ExecutionResult[Any]:
+    def send_sync(self, input: Input, **options: Any) -> ExecutionResult[T]:
         """`send()` from plain code, also where an event loop runs already (a notebook)."""
         return SYNC_LOOP.run(self.send(input, **options))
 
-    def stream(self, input: Input, **options: Any) -> AgentRun[Any]:
+    def stream(self, input: Input, **options: Any) -> AgentRun[T]:
         """Starts a run and returns its handle: iterate it for events, await `handle.result` for the outcome.
 
         Takes what `send()` takes. Wrong options raise here, before there is a handle.
@@ -105,7 +105,7 @@ class Agent:
         """The events of a run as a plain iterator; closing it early aborts the run."""
         return _sync_events(lambda: self.stream(input, **options))
 
-    def session(self, id: str | None = None, **options: Any) -> Session:
+    def session(self, id: str | None = None, **options: Any) -> Session[T]:
         """A conversation: `session.send()` and `session.stream()` see what came before.
 
         Args:
@@ -131,7 +131,7 @@ class Agent:
         if close is not None:
             await close()
 
-    async def __aenter__(self) -> Agent:
+    async def __aenter__(self) -> Agent[T]:
         await self.ready()
         return self
 
@@ -161,7 +161,7 @@ class Agent:
         cancel: CancelToken | None,
         *,
         observed: bool,
-    ) -> ExecutionResult[Any]:
+    ) -> ExecutionResult[T]:
         emitter = Emitter(Stamp(turn.run_id), sinks, drain=turn.log.drain if observed else None)
         context = RunContext(turn.run_id, messages, emitter, turn.signal, inbox=turn.inbox, call=call)
         disarm = cancel.arm() if cancel is not None else None
@@ -182,7 +182,7 @@ class Agent:
         return f"<Agent {self.name!r} provider={getattr(provider, 'name', None)!r} model={model!r}>"
 
 
-class Session:
+class Session(Generic[T]):
     """A conversation's handle. One turn runs at a time, in the order of the calls."""
 
     def __init__(self, definition: AgentDefinition, id: str, policy: TurnPolicy, link: SessionLink) -> None:
@@ -199,17 +199,17 @@ class Session:
         """The transcript as this handle last saw it (messages are immutable): after each of its own calls and `load()`."""
         return list(self._messages)
 
-    async def send(self, input: Input, **options: Any) -> ExecutionResult[Any]:
+    async def send(self, input: Input, **options: Any) -> ExecutionResult[T]:
         """Runs a turn and returns its result. Takes what `agent.send()` takes.
 
         While a turn runs, `turn_policy` decides: wait for it, or join it (and return its result).
         """
         return await settle(self._start(input, options, "send", observed=False))
 
-    def send_sync(self, input: Input, **options: Any) -> ExecutionResult[Any]:
+    def send_sync(self, input: Input, **options: Any) -> ExecutionResult[T]:
         return SYNC_LOOP.run(self.send(input, **options))
 
-    def stream(self, input: Input, **options: Any) -> AgentRun[Any]:
+    def stream(self, input: Input, **options: Any) -> AgentRun[T]:
         """Starts a turn and returns its handle; `run.done` comes once the turn is saved."""
         _need_loop("session.stream()", "session.send_sync() or session.stream_sync()")
         return AgentRun(self._start(input, options, "stream", observed=True))
@@ -255,7 +255,7 @@ class Session:
 class _Turn:
     """A session's turn as its handle sees it: refreshes `session.messages` once it is over."""
 
-    def __init__(self, source: Any, session: Session, cancel: CancelToken | None) -> None:
+    def __init__(self, source: Any, session: Session[Any], cancel: CancelToken | None) -> None:
         self._source = source
         self._session = session
         self.run_id: str = source.run_id

@@ -8,13 +8,15 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, Unpack, cast, overload
 
 from lousho_ray.agent import Agent, RuntimeName
+from lousho_ray.agent_options import CreateAgentOptions
 from lousho_ray.definition import DEFAULT_INSTRUCTIONS, AgentDefinition
 from lousho_ray.errors import ConfigurationError
 from lousho_ray.limits.limiter import RateLimiter, create_rate_limiter
 from lousho_ray.loop.hooks import check_hooks
+from lousho_ray.loop.output import OutputContract
 from lousho_ray.option_checks import (
     check_callable,
     check_choice,
@@ -27,18 +29,22 @@ from lousho_ray.ports import LLMProvider
 from lousho_ray.stores.parts import check_store
 from lousho_ray.tools.registry import AnyTool, collect_tools
 
-OPTIONS = frozenset(
-    {
-        *("model", "provider", "instructions", "prompt", "tools", "name", "description", "max_steps", "model_settings", "limits"),
-        *("tool_concurrency", "subagents", "max_subagent_depth", "store", "approve", "retry", "fallback_models", "rate_limit"),
-        *("reasoning", "prompt_caching", "hooks", "max_tool_result_chars", "on_event", "runtime"),
-    }
-)
+T = TypeVar("T")
+
+OPTIONS = frozenset({*CreateAgentOptions.__optional_keys__, "output"})
 
 RESERVED_TOOL_NAMES = ("task",)
 
 
-def create_agent(**options: Any) -> Agent:
+@overload
+def create_agent(*, output: type[T], **options: Unpack[CreateAgentOptions]) -> Agent[T]: ...
+
+
+@overload
+def create_agent(*, output: Mapping[str, Any] | None = None, **options: Unpack[CreateAgentOptions]) -> Agent[Any]: ...
+
+
+def create_agent(*, output: Any = None, **options: Any) -> Agent[Any]:
     """Makes an agent. Every option is optional; without `model` and `provider` the environment decides.
 
     Args:
@@ -62,6 +68,9 @@ def create_agent(**options: Any) -> Agent:
         rate_limit: `requests_per_minute`, `tokens_per_minute`, `max_concurrent`, or a `create_rate_limiter()`.
         reasoning: `"none"`, `"minimal"`, `"low"`, `"medium"`, `"high"`, or a dict with `effort`, `budget_tokens`, ...
         prompt_caching: `"auto"` (default) or `False`.
+        output: A pydantic model, a type or a JSON schema that the final reply must match: `result.object` is the validated value.
+        output_validate: `fn(object, ctx)`, run after the schema: the issues it returns go into the one repair step.
+        output_prompt: Whether the schema stands in the system prompt too; `"auto"` (default): unless the provider enforces it.
         hooks: Objects with `pre_tool_call`, `post_tool_call`, `pre_generate`, `post_generate`.
         max_tool_result_chars: The most characters of one tool result the model gets (50,000; `math.inf` = no cap).
         on_event: Called with every event of the agent's runs.
@@ -87,6 +96,8 @@ def create_agent(**options: Any) -> Agent:
         max_steps=check_positive_int(given["max_steps"], "max_steps") if "max_steps" in given else None,
         tool_concurrency=None if concurrency == "unbounded" else check_positive_int(concurrency, "tool_concurrency"),
         tool_concurrency_set="tool_concurrency" in given,
+        output=_output(output, given.get("output_validate")),
+        output_prompt=_output_prompt(given.get("output_prompt", "auto")),
         max_tool_result_chars=_result_chars(given.get("max_tool_result_chars", 50_000)),
         reasoning=parse_reasoning(given.get("reasoning")),
         prompt_caching=_prompt_caching(given.get("prompt_caching", "auto")),
@@ -263,6 +274,22 @@ def _listener(listener: Any) -> Any:
 
 def _result_chars(value: Any) -> float:
     return math.inf if value == math.inf else check_positive_int(value, "max_tool_result_chars")
+
+
+def _output(output: Any, validate: Any) -> OutputContract | None:
+    if output is None:
+        if validate is not None:
+            raise ConfigurationError(
+                "output_validate checks the object of an output schema; pass output too.", field="output_validate"
+            )
+        return None
+    return OutputContract(output, check_callable(validate, "output_validate") if validate is not None else None)
+
+
+def _output_prompt(value: Any) -> Any:
+    if value not in (True, False, "auto"):
+        raise ConfigurationError(f'output_prompt must be True, False or "auto"; got {value!r}.', field="output_prompt")
+    return value
 
 
 def _prompt_caching(value: Any) -> Any:

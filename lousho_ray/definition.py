@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
+from lousho_ray.loop.output import OutputContract
 from lousho_ray.options import Limits, ModelSettings, SubagentOptions
 from lousho_ray.ports import LLMProvider, Reasoning
 from lousho_ray.tools.registry import AnyTool
@@ -44,6 +45,8 @@ class AgentDefinition:
     subagent_options: SubagentOptions = field(default_factory=SubagentOptions)
     hooks: tuple[Any, ...] = ()
     approve: Callable[[Mapping[str, Any]], Any] | None = None
+    output: OutputContract | None = None
+    output_prompt: bool | Literal["auto"] = "auto"
     store: Any = None
     on_event: Callable[[Any], None] | None = None
 

@@ -27,6 +27,7 @@ from lousho_ray.loop.state import RunDeps, RunState
 from lousho_ray.messages import user
 from lousho_ray.ports import Ledger, Limiter, ToolContext
 from lousho_ray.tools.registry import AnyTool
+from lousho_ray.tools.results import encode_result
 from lousho_ray.tools.tool import define_tool
 from lousho_ray.usage import Usage
 
@@ -59,10 +60,21 @@ class ChildOutcome:
     usage: Usage = field(default_factory=Usage)
     budget: BudgetBreach | None = None
     error: BaseException | None = None
+    object_text: str | None = None
+    output_error: Mapping[str, Any] | None = None
 
     @classmethod
     def of(cls, result: ExecutionResult[Any]) -> ChildOutcome:
-        return cls(result.text, result.finish_reason, result.steps, result.usage, result.budget)
+        """The outcome of a finished run; a validated `output` object travels as its JSON."""
+        return cls(
+            result.text,
+            result.finish_reason,
+            result.steps,
+            result.usage,
+            result.budget,
+            object_text=None if result.object is None else encode_result(result.object).text,
+            output_error=result.output_error,
+        )
 
     @classmethod
     def failed(cls, error: BaseException) -> ChildOutcome:
@@ -169,11 +181,11 @@ class Delegation:
         )
 
     def tool(self) -> AnyTool:
-        names = tuple(self._agent.subagents)
+        one_of_them: Any = Literal[tuple(self._agent.subagents)]
         schema = create_model(
             "Task",
             __config__=ConfigDict(extra="forbid"),
-            agent=(Literal[names], Field(description="The sub-agent to run.")),  # type: ignore[valid-type]
+            agent=(one_of_them, Field(description="The sub-agent to run.")),
             prompt=(str, Field(description="The whole task: the sub-agent sees nothing else.", min_length=1)),
             description=(str, Field(description="A label of 3 to 5 words.")),
         )
@@ -264,9 +276,13 @@ def _answer(name: str, task_id: str, outcome: ChildOutcome) -> str:
     steps = f"{outcome.steps} step{'' if outcome.steps == 1 else 's'}"
     if outcome.error is not None:
         raise ToolExecutionError(f"Sub-agent '{name}' failed: {_say(outcome.error)}", tool_name="task")
+    if outcome.object_text is not None or outcome.finish_reason in ("stop", "length"):
+        text = outcome.text if outcome.object_text is None else outcome.object_text
+        return f"{text}\n\n[sub-agent '{name}': {steps}, finish reason '{outcome.finish_reason}', taskId '{task_id}']"
     match outcome.finish_reason:
-        case "stop" | "length":
-            return f"{outcome.text}\n\n[sub-agent '{name}': {steps}, finish reason '{outcome.finish_reason}', taskId '{task_id}']"
+        case "output-invalid" if outcome.output_error is not None:
+            issues = "; ".join(f"{issue['path'] or 'reply'}: {issue['message']}" for issue in outcome.output_error["issues"])
+            raise ToolExecutionError(f"Sub-agent '{name}' gave no valid output: {issues}", tool_name="task")
         case "budget-exceeded" if outcome.budget is not None:
             raise ToolExecutionError(f"Sub-agent '{name}' stopped at the {outcome.budget.limit} limit", tool_name="task")
         case "max-steps":

@@ -16,7 +16,7 @@ ZERO = Decimal(0)
 
 @dataclass(frozen=True, slots=True)
 class ProviderUsage:
-    """What a provider reported for one call: `prompt_tokens` with cached and cache-written ones, `completion_tokens` with reasoning."""
+    """What a provider reported for one call: `prompt_tokens` with what was cached or cache-written, output with reasoning."""
 
     prompt_tokens: int
     completion_tokens: int

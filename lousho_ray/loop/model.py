@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from typing import Any
+from typing import Any, cast
 
 from lousho_ray.cancellation import Aborted, AbortSignal
 from lousho_ray.errors import ConfigurationError
@@ -28,6 +28,7 @@ from lousho_ray.ports import (
     Chunk,
     FallbackNotice,
     FinishChunk,
+    FinishReason,
     GenerateOptions,
     GenerateResult,
     HostedToolCall,
@@ -58,7 +59,7 @@ class Reply:
 
     text: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
-    finish_reason: str = "stop"
+    finish_reason: FinishReason = "stop"
     usage: ProviderUsage | None = None
     blocks: tuple[ReasoningBlock, ...] = ()
     reasoning: str = ""
@@ -85,7 +86,7 @@ def build_request(state: RunState, deps: RunDeps, *, with_tools: bool = True) ->
         messages=messages,
         model=deps.model,
         tools=tools,
-        response_format=deps.response_format,
+        response_format=None if deps.output is None else deps.output.response_format,
         reasoning=deps.reasoning,
         prompt_caching=deps.prompt_caching,
         settings=settings,
@@ -264,10 +265,10 @@ class _ModelCall:
             )
 
 
-def _reason(reason: str, calls: tuple[ToolCall, ...]) -> str:
+def _reason(reason: str, calls: tuple[ToolCall, ...]) -> FinishReason:
     if calls and reason not in ("content_filter", "length"):
         return "tool_calls"
-    return reason if reason in MODEL_FINISH_REASONS else "other"
+    return cast("FinishReason", reason) if reason in MODEL_FINISH_REASONS else "other"
 
 
 def _tool_tokens(tools: tuple[ToolDefinition, ...]) -> int:

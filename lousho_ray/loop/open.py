@@ -95,7 +95,8 @@ async def open_run(
     limiters = _limiters(definition, context)
     if limiters:
         provider = with_rate_limit(provider, limiters)
-    prompt = "\n\n".join(part for part in (instructions, *system_blocks) if part)
+    output_block = _output_block(definition, provider, model)
+    prompt = "\n\n".join(part for part in (instructions, *system_blocks, output_block) if part)
     state = RunState(context.run_id, [system(prompt), *context.history, *context.input], opened_at=1 + len(context.history))
     call = context.call
     deps = RunDeps(
@@ -116,6 +117,7 @@ async def open_run(
         model=model,
         settings=_settings(definition.settings, call.model_settings).given(),
         reasoning=call.reasoning if call.reasoning is not None else definition.reasoning,
+        output=definition.output,
         prompt_caching=definition.prompt_caching,
         max_steps=allowed_steps(definition, call.max_steps),
         tool_concurrency=_concurrency(definition, context),
@@ -187,6 +189,17 @@ def _wrong(name: str, value: Any, wanted: str) -> ConfigurationError:
         code="LOUSHO_CONFIG_RESOLVER_FAILED",
         field=name,
     )
+
+
+def _output_block(definition: AgentDefinition, provider: LLMProvider, model: str | None) -> str:
+    """The `## Output format` block; by default without the schema when the provider itself enforces it."""
+    if definition.output is None:
+        return ""
+    with_schema = definition.output_prompt
+    if with_schema == "auto":
+        enforces = getattr(provider, "enforces_response_format", None)
+        with_schema = enforces is None or not enforces(model)
+    return definition.output.block(with_schema=with_schema)
 
 
 def _settings(agent: ModelSettings, call: ModelSettings | None) -> ModelSettings:

@@ -48,7 +48,8 @@ class ExecutionResult(Generic[T]):
         usage: Tokens and cost of the run, its sub-agents included. `step_usage` has one entry per model call.
         finish_reason: See `FinishReason`; `ok` is true only for `stop`.
         steps: Model calls taken by the loop.
-        object: The validated value of an `output` schema.
+        object: The validated value of an `output` schema; `output_error` says why there is none. One that came from the repair step
+            is marked `output_repaired` (with the first reply's `output_repair_issues`): check what the repair may have bent.
         budget: The limit that stopped the run. `abort_reason`: `{name, message}` of an aborted one.
         agent_name: Who wrote the final reply.
     """
@@ -68,6 +69,8 @@ class ExecutionResult(Generic[T]):
     approval_id: str | None = None
     object: T | None = None
     output_error: dict[str, Any] | None = None
+    output_repaired: bool = False
+    output_repair_issues: list[dict[str, str]] | None = None
     budget: BudgetBreach | None = None
     guardrail: dict[str, Any] | None = None
     abort_reason: dict[str, str] | None = None

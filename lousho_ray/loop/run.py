@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 from lousho_ray.cancellation import Aborted
@@ -16,9 +17,10 @@ from lousho_ray.events import BudgetExceeded, ErrorEvent, ErrorInfo, EventUsage,
 from lousho_ray.loop.batch import ToolBatch, cancel_calls
 from lousho_ray.loop.hooks import HookContext
 from lousho_ray.loop.model import Reply, Steered, book_usage, build_request, call_model
+from lousho_ray.loop.output import Invalid, OutputContext, Valid
 from lousho_ray.loop.result import BudgetBreach, ExecutionResult
 from lousho_ray.loop.state import CONTINUE, Continue, Finish, Pause, RunDeps, RunState, StepOutcome
-from lousho_ray.messages import ToolCall, unanswered_calls
+from lousho_ray.messages import ToolCall, unanswered_calls, user
 from lousho_ray.ports import GenerateOptions
 from lousho_ray.providers.failures import to_provider_error
 from lousho_ray.usage import Spend, StepUsage
@@ -41,6 +43,7 @@ async def run(state: RunState, deps: RunDeps) -> ExecutionResult[Any]:
         outcome: StepOutcome = await _finish_open_calls(state, deps)
         while isinstance(outcome, Continue):
             outcome = await step(state, deps)
+        outcome = await _force_answer(state, deps, outcome)
         deps.inbox.close()
         result = _result(state, deps, outcome)
         if deps.commit is not None:
@@ -57,7 +60,14 @@ async def run(state: RunState, deps: RunDeps) -> ExecutionResult[Any]:
         disarm()
         deps.inbox.close()
         await deps.budget.close()
-    emitter.emit(RunDone, finish_reason=result.finish_reason, text=result.text, usage=EventUsage.of(result.usage))
+    emitter.emit(
+        RunDone,
+        finish_reason=result.finish_reason,
+        text=result.text,
+        usage=EventUsage.of(result.usage),
+        object=outcome.output.plain if isinstance(outcome, Finish) and isinstance(outcome.output, Valid) else None,
+        output_repaired=result.output_repaired or None,
+    )
     return result
 
 
@@ -70,8 +80,19 @@ async def step(state: RunState, deps: RunDeps) -> StepOutcome:
     _apply_input(state, deps)
     deps.emitter.emit(StepStart, step=state.steps)
     request = await _prepare(state, deps)
+    reply = await _call(state, deps, request)
+    if not isinstance(reply, Reply):
+        return reply
+    entry, spend = await _book(state, deps, request, reply)
+    if reply.tool_calls:
+        return await _run_tools(state, deps, reply, entry, spend)
+    return await _final_reply(state, deps, reply, entry, spend)
+
+
+async def _call(state: RunState, deps: RunDeps, request: GenerateOptions) -> Reply | StepOutcome:
+    """The model's reply, or how the step ends without one."""
     try:
-        reply = await call_model(request, deps)
+        return await call_model(request, deps)
     except Steered:
         return _step_done(state, deps, "steered", CONTINUE)
     except Aborted:
@@ -81,11 +102,10 @@ async def step(state: RunState, deps: RunDeps) -> StepOutcome:
         if isinstance(error, LoushoError):
             raise
         raise to_provider_error(error, deps.provider.name, deps.model or deps.provider.default_model) from error
-    return await _act(state, deps, request, reply)
 
 
-async def _act(state: RunState, deps: RunDeps, request: GenerateOptions, reply: Reply) -> StepOutcome:
-    """Books the reply and does what it asks for."""
+async def _book(state: RunState, deps: RunDeps, request: GenerateOptions, reply: Reply) -> tuple[StepUsage, Spend]:
+    """Takes a reply into the run: its usage, its message, its text."""
     if deps.hooks.around_generate:
         await deps.hooks.post_generate(_hook_context(state, deps, request), reply)
     entry, spend = book_usage(state, request, reply, deps)
@@ -97,17 +117,53 @@ async def _act(state: RunState, deps: RunDeps, request: GenerateOptions, reply: 
         state.messages.append(message)
     if reply.text:
         deps.emitter.emit(TextDone, text=reply.text)
-    if not reply.tool_calls:
-        return await _final_reply(state, deps, reply, entry, spend)
-    return await _run_tools(state, deps, reply, entry, spend)
+    return entry, spend
 
 
 async def _final_reply(state: RunState, deps: RunDeps, reply: Reply, entry: StepUsage, spend: Spend) -> StepOutcome:
     """A reply without tool calls ends the run, unless input came while it was written and a step is left."""
     await deps.budget.report(f"step-{state.steps}", spend, state.usage.spend)
     more = deps.inbox.waiting and state.steps < deps.max_steps
-    outcome: StepOutcome = CONTINUE if more else Finish(_model_reason(reply), reply.text)
+    outcome: StepOutcome = CONTINUE if more else await _checked(state, deps, reply)
     return _step_done(state, deps, reply.finish_reason, outcome, entry)
+
+
+async def _checked(state: RunState, deps: RunDeps, reply: Reply) -> StepOutcome:
+    """How a final reply ends the run: with an `output` schema it must match, and gets one repair step when it does not."""
+    if deps.output is None or reply.finish_reason in ("content_filter", "length", "error"):
+        return Finish(reply.finish_reason, reply.text)
+    checked = await deps.output.check(reply.text, _output_context(state))
+    if isinstance(checked, Valid):
+        return Finish(reply.finish_reason, reply.text, output=checked)
+    if state.repair_issues or state.steps >= deps.max_steps:
+        return Finish("output-invalid", reply.text, output=checked)
+    state.repair_issues = checked.issues
+    state.messages.append(user(deps.output.repair_message(checked)))
+    return CONTINUE
+
+
+async def _force_answer(state: RunState, deps: RunDeps, outcome: StepOutcome) -> StepOutcome:
+    """A run with an `output` schema that ran out of steps is asked once for its answer, without tools."""
+    ran_out = isinstance(outcome, Finish) and (
+        outcome.reason == "max-steps" or (outcome.budget is not None and outcome.budget.limit == "maxSteps")
+    )
+    if deps.output is None or not ran_out or deps.abort.aborted:
+        return outcome
+    assert isinstance(outcome, Finish)
+    state.steps += 1
+    state.messages.append(
+        user("[final-answer] No steps are left. Give your final answer now, in the output format, without tools.")
+    )
+    deps.emitter.emit(StepStart, step=state.steps)
+    request = build_request(state, deps, with_tools=False)
+    called = await _call(state, deps, request)
+    if not isinstance(called, Reply):
+        return outcome if isinstance(called, Continue) else called
+    entry, spend = await _book(state, deps, request, called)
+    cancel_calls(called.tool_calls, state, "The call was not run: no steps are left.")
+    await deps.budget.report(f"step-{state.steps}", spend, state.usage.spend)
+    checked = await deps.output.check(called.text, _output_context(state))
+    return _step_done(state, deps, called.finish_reason, replace(outcome, text=called.text, output=checked), entry)
 
 
 async def _run_tools(state: RunState, deps: RunDeps, reply: Reply, entry: StepUsage, spend: Spend) -> StepOutcome:
@@ -117,7 +173,7 @@ async def _run_tools(state: RunState, deps: RunDeps, reply: Reply, entry: StepUs
         return _step_done(state, deps, reply.finish_reason, Finish("budget-exceeded", reply.text, budget=breach), entry)
     if reply.finish_reason == "content_filter" or (reply.finish_reason == "length" and _cut_off(reply.tool_calls)):
         cancel_calls(reply.tool_calls, state, f"The call was not run: the reply ended with {reply.finish_reason!r}.")
-        return _step_done(state, deps, reply.finish_reason, Finish(_model_reason(reply), reply.text), entry)
+        return _step_done(state, deps, reply.finish_reason, Finish(reply.finish_reason, reply.text), entry)
     state.last_text = reply.text
     try:
         await ToolBatch(reply.tool_calls, state, deps).run()
@@ -164,6 +220,16 @@ async def _prepare(state: RunState, deps: RunDeps) -> GenerateOptions:
     return context.request or request
 
 
+def _output_context(state: RunState) -> OutputContext:
+    names = {call.id: call for call in state.tool_calls}
+    results = [
+        {"name": message.tool_name, "args": names[message.tool_call_id].args, "result": json.loads(message.text)}
+        for message in state.messages
+        if message.role == "tool" and message.tool_call_id in names
+    ]
+    return OutputContext(tuple(state.messages), results)
+
+
 def _hook_context(state: RunState, deps: RunDeps, request: GenerateOptions) -> HookContext:
     return HookContext(deps.agent_name, state.messages, deps.session_id, deps.metadata, deps.principal, deps.subagent, request)
 
@@ -181,10 +247,6 @@ def _aborted(deps: RunDeps) -> Finish:
     if reason.deadline:
         return Finish("budget-exceeded", budget=deps.budget.deadline_breach())
     return Finish("aborted", abort_reason=reason.to_dict())
-
-
-def _model_reason(reply: Reply) -> Any:
-    return reply.finish_reason
 
 
 def _cut_off(calls: tuple[ToolCall, ...]) -> bool:
@@ -215,6 +277,7 @@ def _unique(calls: tuple[ToolCall, ...], state: RunState) -> tuple[ToolCall, ...
 
 def _result(state: RunState, deps: RunDeps, outcome: StepOutcome) -> ExecutionResult[Any]:
     finish = outcome if isinstance(outcome, Finish) else Finish("awaiting-approval", state.last_text)
+    output = finish.output
     return ExecutionResult(
         text=finish.text,
         reasoning="\n\n".join(state.reasoning) or None,
@@ -231,6 +294,10 @@ def _result(state: RunState, deps: RunDeps, outcome: StepOutcome) -> ExecutionRe
         approval_id=outcome.approval_id if isinstance(outcome, Pause) else None,
         budget=finish.budget,
         abort_reason=finish.abort_reason,
+        object=output.value if isinstance(output, Valid) else None,
+        output_error=output.to_dict() if isinstance(output, Invalid) else None,
+        output_repaired=isinstance(output, Valid) and bool(state.repair_issues),
+        output_repair_issues=[dict(issue) for issue in state.repair_issues] or None if isinstance(output, Valid) else None,
     )
 
 

@@ -12,9 +12,10 @@ from lousho_ray.loop.budget import Budget
 from lousho_ray.loop.emitter import Emitter
 from lousho_ray.loop.hooks import HookChain
 from lousho_ray.loop.inbox import Inbox
+from lousho_ray.loop.output import Invalid, OutputContract, Valid
 from lousho_ray.loop.result import BudgetBreach, ExecutionResult, ToolCallRecord
 from lousho_ray.messages import Message
-from lousho_ray.ports import FinishReason, LLMProvider, Reasoning, ResponseFormat, ToolDefinition
+from lousho_ray.ports import FinishReason, LLMProvider, Reasoning, ToolDefinition
 from lousho_ray.tools.registry import AnyTool
 from lousho_ray.usage import StepUsage, Usage
 
@@ -23,7 +24,8 @@ from lousho_ray.usage import StepUsage, Usage
 class RunState:
     """The run as data. `messages` is the one list of the run: hooks and compaction change it in place.
 
-    `opened_at` is the index of the first message that this run added (its input).
+    `opened_at` is the index of the first message that this run added (its input). `repair_issues` are those of a final reply that
+    was sent back for its one repair.
     """
 
     run_id: str
@@ -36,6 +38,7 @@ class RunState:
     tool_errors: int = 0
     reasoning: list[str] = field(default_factory=list)
     last_text: str = ""
+    repair_issues: tuple[Mapping[str, str], ...] = ()
 
 
 @dataclass(slots=True)
@@ -57,7 +60,7 @@ class RunDeps:
     model: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     reasoning: Reasoning | None = None
-    response_format: ResponseFormat | None = None
+    output: OutputContract | None = None
     prompt_caching: Any = "auto"
     max_steps: int = 10
     tool_concurrency: int | None = None
@@ -92,6 +95,7 @@ class Finish:
     text: str = ""
     budget: BudgetBreach | None = None
     abort_reason: dict[str, str] | None = None
+    output: Valid | Invalid | None = None
 
 
 @dataclass(frozen=True, slots=True)

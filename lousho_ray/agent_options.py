@@ -1,0 +1,51 @@
+"""`CreateAgentOptions`: the keywords of `create_agent()`, typed, so that options several agents share are a plain dict.
+
+`create_agent(**{**shared, **overrides})`: later keys win, and the checks run on the merged result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
+
+from lousho_ray.events import Event
+from lousho_ray.options import Limits, ModelSettings, RateLimits, ReasoningOptions, Retry
+from lousho_ray.ports import AgentStore, Limiter, LLMProvider, SessionStore
+
+if TYPE_CHECKING:
+    from lousho_ray.agent import Agent
+    from lousho_ray.loop.open import ResolverContext
+    from lousho_ray.loop.output import OutputContext
+
+Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high"]
+
+
+class CreateAgentOptions(TypedDict, total=False):
+    """Every keyword of `create_agent()` but `output`, which types the result. See `create_agent` for what each means."""
+
+    model: str | Callable[[ResolverContext], Any]
+    provider: LLMProvider
+    instructions: str | Callable[[ResolverContext], Any]
+    prompt: str | Callable[[ResolverContext], Any]
+    tools: Any
+    name: str
+    description: str
+    max_steps: int
+    model_settings: ModelSettings | Mapping[str, Any]
+    limits: Limits | Mapping[str, Any]
+    tool_concurrency: int | Literal["unbounded"]
+    subagents: Mapping[str, Agent[Any]]
+    max_subagent_depth: int
+    store: AgentStore | SessionStore
+    approve: Callable[[Mapping[str, Any]], Any]
+    retry: Retry | Mapping[str, Any] | Literal[False]
+    fallback_models: Sequence[str | LLMProvider]
+    rate_limit: RateLimits | Mapping[str, Any] | Limiter
+    reasoning: Effort | ReasoningOptions | Mapping[str, Any]
+    prompt_caching: Literal["auto", False]
+    hooks: Sequence[Any]
+    output_validate: Callable[[Any, OutputContext], Any]
+    output_prompt: bool | Literal["auto"]
+    max_tool_result_chars: float
+    on_event: Callable[[Event], None]
+    runtime: Literal["local", "ray"]
