@@ -15,7 +15,7 @@ from lousho_ray.cancellation import AbortReason
 from lousho_ray.definition import AgentDefinition
 from lousho_ray.errors import AgentExecutionError
 from lousho_ray.eventlog import EventLog
-from lousho_ray.events import ErrorEvent, ErrorInfo, Event, RunDone
+from lousho_ray.events import Event, RunDone
 from lousho_ray.handle import RunSource
 from lousho_ray.ids import new_id
 from lousho_ray.loop.emitter import Emitter, Stamp
@@ -166,9 +166,7 @@ class HostedTurn:
         failed: list[Event] = []
         stamp = Stamp(self.run_id)
         stamp.seq = seq
-        emitter = Emitter(stamp, (failed.append,))
-        emitter.emit(ErrorEvent, error=ErrorInfo.of(error))
-        emitter.emit(RunDone, finish_reason="error", text="")
+        Emitter(stamp, (failed.append,)).fail(error)
         self._seen_done = True
         return failed
 

@@ -27,7 +27,7 @@ from lousho_ray.messages import Message
 from lousho_ray.option_checks import RUN_KEYWORDS, SESSION_KEYWORDS, check_choice, check_positive_int, check_text, unknown_keyword
 from lousho_ray.options import ModelSettings, parse_options, parse_reasoning
 from lousho_ray.ports import Observer, SessionStore
-from lousho_ray.session import TURN_POLICIES, SessionLink, TurnPolicy, TurnRequest, cleared_event
+from lousho_ray.session import TURN_POLICIES, SessionLink, TurnPolicy, TurnRequest, cleared_event, transcript
 from lousho_ray.subagents import Spawner, open_with_subagents
 
 T = TypeVar("T")
@@ -171,6 +171,12 @@ class Agent(Generic[T]):
                 await self.runtime().share(limiter)
             depth = self._definition.max_subagent_depth
             state, deps = await open_with_subagents(self._definition, "", context, depth, spawner)
+        except Exception as error:
+            if disarm is not None:
+                disarm()
+            emitter.fail(error)
+            raise
+        try:
             return await run(state, deps)
         finally:
             if disarm is not None:
@@ -216,6 +222,11 @@ class Session(Generic[T]):
 
     def stream_sync(self, input: Input, **options: Any) -> Iterator[Event]:
         return _sync_events(lambda: self.stream(input, **options))
+
+    def saw(self, result: ExecutionResult[Any]) -> None:
+        """Takes over the transcript that a turn of this handle left."""
+        if result.finish_reason != "aborted":
+            self._messages = tuple(transcript(result))
 
     async def load(self) -> list[Message]:
         """Reads the saved transcript; an unknown id has an empty one."""
@@ -275,7 +286,7 @@ class _Turn:
         finally:
             if self._disarm is not None:
                 self._disarm()
-        await self._session.load()
+        self._session.saw(result)
         return result
 
 

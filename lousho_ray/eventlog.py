@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from itertools import islice
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -56,7 +57,7 @@ class EventLog(Generic[T]):
         self._drop_before(cursor)
         if not self._items and not self._closed:
             await self._wait_for_change(wait_s)
-        items = [self._items[index] for index in range(min(most, len(self._items)))]
+        items = list(islice(self._items, most))
         return items, self._base + len(items)
 
     def at_end(self, cursor: int) -> bool:

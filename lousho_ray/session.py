@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 
 from lousho_ray.definition import AgentDefinition
 from lousho_ray.errors import LoushoError
-from lousho_ray.events import ContextCleared, ErrorEvent, ErrorInfo, Event, RunDone
+from lousho_ray.events import ContextCleared, Event, RunDone
 from lousho_ray.handle import LocalRun, RunSource
 from lousho_ray.loop.emitter import Emitter, Stamp
 from lousho_ray.loop.inbox import QueuedInput
@@ -148,7 +148,7 @@ class SessionHost:
         try:
             result = await target.result()
         except Exception as error:
-            _report_failure(emitter, error)
+            emitter.fail(error)
             raise
         emitter.emit(RunDone, finish_reason=result.finish_reason, text=result.text)
         return result
@@ -172,7 +172,7 @@ class SessionHost:
             depth = self._definition.max_subagent_depth
             state, deps = await open_with_subagents(self._definition, "", context, depth, spawner)
         except Exception as error:
-            _report_failure(emitter, error)
+            emitter.fail(error)
             raise
         return await run(state, deps)
 
@@ -183,8 +183,7 @@ class SessionHost:
                 names = ", ".join(sorted({call.name for call in result.tool_calls}))
                 log.warning("Session %r dropped an aborted turn whose tools had run: %s", self._id, names)
             return
-        messages = [message for index, message in enumerate(result.messages) if index or message.role != "system"]
-        await self._store.save(self._id, complete_prefix(messages))
+        await self._store.save(self._id, transcript(result))
 
     def _emitter(self, turn: LocalRun, request: TurnRequest, observers: Sequence[Observer]) -> Emitter:
         sinks = (*observers, turn.log.append) if request.observed else tuple(observers)
@@ -207,6 +206,12 @@ class LocalLink:
         return await self._host.clear()
 
 
+def transcript(result: ExecutionResult[Any]) -> list[Message]:
+    """What a session keeps of a turn: the conversation without its system prompt, cut where a call has no result."""
+    messages = result.messages
+    return complete_prefix(messages[1:] if messages and messages[0].role == "system" else messages)
+
+
 def cleared_event(session_id: str, messages: int) -> Event:
     """The event that `session.on()` listeners get after `clear()`."""
     return ContextCleared(**Stamp(session_id).next(), session_id=session_id, messages_cleared=messages)
@@ -221,9 +226,3 @@ async def _unless_aborted(wait: Awaitable[None], turn: LocalRun) -> None:
     finally:
         waiting.cancel()
         aborted.cancel()
-
-
-def _report_failure(emitter: Emitter, error: BaseException) -> None:
-    """A turn that fails before its run begins has only these two events."""
-    emitter.emit(ErrorEvent, error=ErrorInfo.of(error))
-    emitter.emit(RunDone, finish_reason="error", text="")

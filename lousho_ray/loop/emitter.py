@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from lousho_ray.clock import SYSTEM_CLOCK, Clock, timestamp
-from lousho_ray.events import Event, RunDone, RunStart, SubagentInfo
+from lousho_ray.events import ErrorEvent, ErrorInfo, Event, RunDone, RunStart, SubagentInfo
 from lousho_ray.ports import Observer
 
 log = logging.getLogger("lousho_ray")
@@ -74,6 +74,11 @@ class Emitter:
         if self.on:
             for event in events:
                 self._send(replace(event, **self._stamp.next()))
+
+    def fail(self, error: BaseException) -> None:
+        """The two events of a run that failed before it began."""
+        self.emit(ErrorEvent, error=ErrorInfo.of(error))
+        self.emit(RunDone, finish_reason="error", text="")
 
     def child(self, subagent: SubagentInfo) -> Emitter:
         """The emitter of a sub-agent in this process."""
