@@ -42,6 +42,7 @@ from lousho_ray.ports import (
 from lousho_ray.providers import prices
 from lousho_ray.providers.anthropic import AnthropicProvider
 from lousho_ray.providers.failures import Failure, TruncatedStreamError, classify
+from lousho_ray.providers.retry import with_retry
 from lousho_ray.testing.fake_server import (
     FakeServer,
     Reply,
@@ -412,6 +413,19 @@ async def test_error_statuses(code: int, type: str, category: str, retryable: bo
     assert len(fake_server.requests) == 1
 
 
+async def test_overload_before_any_output_is_tried_again(fake_server: FakeServer, make: Make) -> None:
+    # A01, A02: as the first event of a 200, as status 529, and after a call that was not given out yet
+    fake_server.on("messages", error_event("overloaded_error", "Overloaded"))
+    fake_server.on("messages", status(529, body=error_body("messages", "Overloaded", type="overloaded_error")))
+    call = block_start(0, {"type": "tool_use", "id": "t1", "name": "add", "input": {"a": 1}}) + block_stop(0)
+    fake_server.on("messages", message_start(), call, error_event("overloaded_error", "Overloaded"))
+    fake_server.on("messages", Reply(text="ok"))
+    provider = with_retry(make(), max_retries=3, backoff={"initial_ms": 1})
+    streamed = [chunk async for chunk in provider.stream(options(tools=(ADD,)))]
+    assert [type(chunk) for chunk in streamed] == [TextChunk, FinishChunk]
+    assert len(fake_server.requests) == 4
+
+
 async def test_an_html_413_is_shown_without_its_tags(fake_server: FakeServer, make: Make) -> None:
     # A10, LES-06
     fake_server.on("messages", status(413, {"content-type": "text/html"}, "<html><h1>Too Large</h1></html>"))
@@ -503,7 +517,7 @@ async def test_closing_a_stream_early_closes_its_connection(fake_server: FakeSer
 async def test_a_silent_server_is_left_after_timeout_ms(streaming: bool, fake_server: FakeServer, make: Make) -> None:
     # LES-02, PRV-46
     fake_server.on("messages", hold)
-    provider = make(timeout_ms=200)
+    provider = make(timeout_ms=500)
     with pytest.raises(OperationTimeoutError):
         await (chunks(provider, options()) if streaming else provider.generate(options()))
     await fake_server.wait_closed(fake_server.requests[0])

@@ -254,7 +254,7 @@ async def test_a_silent_server_is_left_after_timeout_ms(fake_server: FakeServer,
     # LES-02
     fake_server.on("ollama", hold)
     with pytest.raises(OperationTimeoutError):
-        await make(timeout_ms=200).generate(options())
+        await make(timeout_ms=500).generate(options())
     await fake_server.wait_closed(fake_server.requests[0])
 
 
