@@ -8,7 +8,6 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Generic, Literal, Protocol, TypeVar
-from weakref import WeakSet
 
 from lousho_ray.cancellation import CancelToken
 from lousho_ray.definition import AgentDefinition
@@ -149,7 +148,10 @@ class Agent(Generic[T]):
         sinks: list[Observer] = [] if self._definition.on_event is None else [guarded(self._definition.on_event)]
         if observed:
             sinks.append(turn.log.append)
-        turn.start(self._run(turn, messages, call, sinks, cancel, observed=observed))
+        turn.start(self._run(turn, messages, call, sinks, observed=observed))
+        if cancel is not None:
+            disarm = cancel.arm()
+            turn.task.add_done_callback(lambda _: disarm())
         return turn
 
     async def _run(
@@ -158,13 +160,11 @@ class Agent(Generic[T]):
         messages: Sequence[Message],
         call: CallOptions,
         sinks: Sequence[Observer],
-        cancel: CancelToken | None,
         *,
         observed: bool,
     ) -> ExecutionResult[T]:
         emitter = Emitter(Stamp(turn.run_id), sinks, drain=turn.log.drain if observed else None)
         context = RunContext(turn.run_id, messages, emitter, turn.signal, inbox=turn.inbox, call=call)
-        disarm = cancel.arm() if cancel is not None else None
         try:
             spawner = self.runtime().spawner() if self._definition.subagents else None
             for limiter in named_limiters(self._definition):
@@ -172,15 +172,9 @@ class Agent(Generic[T]):
             depth = self._definition.max_subagent_depth
             state, deps = await open_with_subagents(self._definition, "", context, depth, spawner)
         except Exception as error:
-            if disarm is not None:
-                disarm()
             emitter.fail(error)
             raise
-        try:
-            return await run(state, deps)
-        finally:
-            if disarm is not None:
-                disarm()
+        return await run(state, deps)
 
     def __repr__(self) -> str:
         provider = self._definition.provider
@@ -197,7 +191,6 @@ class Session(Generic[T]):
         self._link = link
         self._messages: tuple[Message, ...] = ()
         self._listeners: list[Observer] = []
-        self._loading: WeakSet[asyncio.Task[Any]] = WeakSet()
         self.id = id
 
     @property
