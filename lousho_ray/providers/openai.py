@@ -10,7 +10,7 @@ from lousho_ray.errors import ConfigurationError
 from lousho_ray.ports import GenerateOptions
 from lousho_ray.providers.openai_chat import ChatDialect, chat_request, chat_result
 from lousho_ray.providers.openai_chat_stream import ChatStream
-from lousho_ray.providers.openai_client import Call, OpenAIClientProvider
+from lousho_ray.providers.openai_client import Call, OpenAIClientProvider, ambient_headers
 from lousho_ray.providers.openai_responses import UNKNOWN_SETTINGS, responses_request, responses_result
 from lousho_ray.providers.openai_responses_stream import ResponsesStream
 from lousho_ray.providers.reasoning_models import openai_reasons, wanted
@@ -32,7 +32,8 @@ class OpenAIProvider(OpenAIClientProvider):
         project: Default: `OPENAI_PROJECT_ID`. Only sent to OpenAI.
         options: See `HTTPProvider`.
 
-    The environment is read here and never again: a provider that travels to another machine takes what it was made with.
+    Headers of `OPENAI_CUSTOM_HEADERS` are sent to OpenAI only. The environment is read here and never again: a provider that
+    travels to another machine takes what it was made with.
     """
 
     provider_name = "openai"
@@ -59,7 +60,7 @@ class OpenAIProvider(OpenAIClientProvider):
         self.organization = organization or os.environ.get("OPENAI_ORG_ID")
         self.project = project or os.environ.get("OPENAI_PROJECT_ID")
         if self.is_vendor:
-            account = {"OpenAI-Organization": self.organization, "OpenAI-Project": self.project}
+            account = {"OpenAI-Organization": self.organization, "OpenAI-Project": self.project, **ambient_headers()}
             self.headers = {**{name: value for name, value in account.items() if value}, **self.headers}
 
     def configuration(self) -> dict[str, Any]:

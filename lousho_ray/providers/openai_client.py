@@ -67,7 +67,11 @@ class OpenAIClientProvider(HTTPProvider):
 
     def new_client(self) -> Any:
         openai = import_client(*_CLIENT)
-        headers: dict[str, Any] = {name: openai.Omit() for name in self._unwanted_headers()}
+        # What the client would take from this process's environment is taken back: what a provider sends is decided where it
+        # was made, and one vendor's account data never goes to another.
+        headers: dict[str, Any] = {name: openai.Omit() for name in (*ambient_headers(), "OpenAI-Organization", "OpenAI-Project")}
+        if self.api_key:
+            headers["Authorization"] = f"Bearer {self.api_key}"
         return openai.AsyncOpenAI(
             api_key=self.api_key or "none",
             base_url=self.base_url,
@@ -89,12 +93,6 @@ class OpenAIClientProvider(HTTPProvider):
         """Limits the connecting only; all other waits are limited here, with the times of this provider."""
         connect_s = None if self.connect_timeout_ms is None else self.connect_timeout_ms / 1000
         return import_client("httpx2", "httpx2").Timeout(None, connect=connect_s)
-
-    def _unwanted_headers(self) -> list[str]:
-        """Headers that the client would take from this process's environment. What a provider sends is decided where it was
-        made, and one vendor's account data never goes to another."""
-        ambient = [line.partition(":")[0].strip() for line in os.environ.get("OPENAI_CUSTOM_HEADERS", "").split("\n")]
-        return [name for name in (*ambient, "OpenAI-Organization", "OpenAI-Project") if name]
 
     def model_for(self, options: GenerateOptions) -> str:
         """The call's own model id, else the provider's default."""
@@ -174,6 +172,12 @@ class OpenAIClientProvider(HTTPProvider):
     def file_rules(self) -> dict[str, Any]:
         """What becomes of file parts, as fields of a `ChatDialect`."""
         return {"accepts_files": self.accepts_file_parts, "unsupported_files": self.unsupported_files}
+
+
+def ambient_headers() -> dict[str, str]:
+    """The headers of the client's environment variable `OPENAI_CUSTOM_HEADERS`, one `Name: value` a line."""
+    lines = [line.partition(":") for line in os.environ.get("OPENAI_CUSTOM_HEADERS", "").split("\n")]
+    return {name.strip(): value.strip() for name, colon, value in lines if colon and name.strip()}
 
 
 async def _arrived(events: EventReader[ServerSentEvent], reader: StreamReader) -> list[ServerSentEvent] | None:

@@ -173,6 +173,21 @@ async def test_account_headers_and_keys_of_openai_do_not_go_to_other_servers(
     await provider.aclose()
 
 
+async def test_an_authorization_header_of_the_environment_does_not_replace_the_key(
+    fake_server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "authorization: Bearer ambient\nX-Gateway: g")
+    fake_server.respond("ok")
+    for key in ("mine-12345678", None):
+        provider = OpenAICompatibleProvider(base_url=fake_server.compatible_url, default_model="llama", api_key=key)
+        await provider.generate(call())
+        await provider.aclose()
+    sent = [request.headers.get("authorization") for request in fake_server.requests]
+    assert sent == ["Bearer mine-12345678", None]
+    assert "x-gateway" not in fake_server.requests[0].headers
+    assert OpenAIProvider(api_key="k", base_url="https://api.openai.com/v1").headers["X-Gateway"] == "g"
+
+
 async def test_settings_and_response_format_take_the_servers_own_names(
     fake_server: FakeServer, chat: OpenAIProvider, responses: OpenAIProvider
 ) -> None:
