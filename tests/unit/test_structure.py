@@ -1,0 +1,106 @@
+"""Rules of the code's shape that neither the linter nor the type checkers know. CONTRIBUTING.md states them."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import io
+import tokenize
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import lousho_ray
+
+ROOT = Path(__file__).parents[2]
+MAX_MODULE_LINES = 400
+MAX_FUNCTION_LINES = 60
+VAGUE = frozenset({"helper", "helpers", "manager", "managers", "misc", "util", "utils"})
+
+LONG_MODULES: Mapping[str, str] = {
+    "lousho_ray/error_codes.py": "one table: every error code with its hint",
+    "lousho_ray/limits/limiter.py": "a limiter, its tickets and its local link work on each other's state and are read together",
+}
+"""Modules that may be longer, with the reason."""
+
+LONG_FUNCTIONS: Mapping[str, str] = {
+    "lousho_ray/create.py:create_agent": "one option a line: its type, its documentation and its check",
+    "lousho_ray/loop/open.py:open_run": "one thing a run needs a line: it makes RunDeps",
+}
+"""Functions that may be longer, as `module:qualified name`, with the reason."""
+
+
+def modules() -> list[Path]:
+    folders = ("lousho_ray", "actors", "stores", "examples", "benchmarks")
+    found = {path.resolve() for folder in folders for path in (ROOT / folder).rglob("*.py")}
+    return sorted(path for path in found if "__pycache__" not in path.parts)
+
+
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def functions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Every function with its qualified name, nested ones, too."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            name = f"{prefix}{child.name}"
+            if not isinstance(child, ast.ClassDef):
+                yield name, child
+            yield from functions(child, f"{name}.")
+        else:
+            yield from functions(child, prefix)
+
+
+def test_modules_are_at_most_400_lines_long() -> None:
+    long = {name_of(path): lines for path in modules() if (lines := path.read_text("utf-8").count("\n")) > MAX_MODULE_LINES}
+    assert long.keys() == LONG_MODULES.keys(), f"too long, or an exemption nobody needs: {long}"
+
+
+def test_functions_are_at_most_60_lines_long() -> None:
+    long = {
+        f"{name_of(path)}:{name}": lines
+        for path in modules()
+        for name, node in functions(tree_of(path))
+        if (lines := (node.end_lineno or node.lineno) - node.lineno + 1) > MAX_FUNCTION_LINES
+    }
+    assert long.keys() == LONG_FUNCTIONS.keys(), f"too long, or an exemption nobody needs: {long}"
+
+
+def test_no_module_has_a_name_that_says_nothing() -> None:
+    assert [name_of(path) for path in modules() if VAGUE & set(path.stem.split("_"))] == []
+
+
+def test_no_work_is_left_open_in_comments() -> None:
+    markers = ("TODO", "FIX" + "ME", "XXX", "HACK")
+    found = [
+        f"{name_of(path)}:{token.start[0]}"
+        for path in modules()
+        for token in tokenize.generate_tokens(io.StringIO(path.read_text("utf-8")).readline)
+        if token.type == tokenize.COMMENT and any(marker in token.string for marker in markers)
+    ]
+    assert found == []
+
+
+def test_every_module_says_what_it_is() -> None:
+    # The two package roots must begin with the statement that refuses a second import name.
+    exempt = {"actors/__init__.py", "stores/__init__.py"}
+    trees = {name_of(path): tree_of(path) for path in modules()}
+    assert {name for name, tree in trees.items() if tree.body and ast.get_docstring(tree) is None} == exempt
+
+
+def test_every_public_name_is_documented() -> None:
+    def documented(name: str) -> bool:
+        value = getattr(lousho_ray, name)
+        if inspect.isclass(value) or inspect.isroutine(value):
+            # A class without one inherits that of its base, which describes something else; dataclasses make one up.
+            own = value.__dict__.get("__doc__") if inspect.isclass(value) else value.__doc__
+            return bool(own) and not own.startswith(f"{name}(")
+        return True
+
+    assert [name for name in lousho_ray.__all__ if not documented(name)] == []
