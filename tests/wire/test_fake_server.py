@@ -404,6 +404,22 @@ async def test_split_sends_pieces_of_that_many_bytes(fake_server: FakeServer, pi
     assert chunks[0].choices[0].delta.content == ODD_TEXT
 
 
+async def test_split_cuts_replies_of_every_route(fake_server: FakeServer) -> None:
+    for route in "chat", "responses", "messages", "ollama":
+        fake_server.on(route, split(1), Reply(text=ODD_TEXT))
+    async with openai_client(fake_server) as client:
+        chunks = [chunk async for chunk in await client.chat.completions.create(**ASK, stream=True)]
+        events = [event async for event in await client.responses.create(model="m", input="hi", stream=True)]
+    async with anthropic_client(fake_server) as claude, claude.messages.stream(max_tokens=9, **ASK) as stream:
+        message = await stream.get_final_text()
+    async with http_client() as http:
+        lines = (await http.post(f"{fake_server.url}/api/chat", json=ASK)).text.splitlines()
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == ODD_TEXT
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == ODD_TEXT
+    assert message == ODD_TEXT
+    assert "".join(json.loads(line)["message"]["content"] for line in lines) == ODD_TEXT
+
+
 async def test_split_ends_with_none_and_holds_for_whole_answers(fake_server: FakeServer) -> None:
     fake_server.on("chat", split(1), "ab", split(None), "cd")
     fake_server.on("chat", split(2), status(200, body=completion({"content": ODD_TEXT})))

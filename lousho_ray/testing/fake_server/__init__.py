@@ -19,7 +19,7 @@ Steps: `status(code, headers, body)`, `send(data)` or plain bytes or text, `spli
 
 **Gates instead of sleeps**: a `gate("g")` step waits for `server.release("g")`; `await server.reached("g", count)` waits for
 requests to come there. Also `await server.wait_for_requests(n)`, `.wait_closed(request)`, `.wait_ended(request)`,
-`.wait_idle()`; each but the last two has a `_sync` twin.
+`.wait_idle()`; each has a `_sync` twin.
 
 **Records**: `server.requests` (`RecordedRequest`: `route, path, headers, raw, body, connection, arrived, ended, status,
 client_closed, violation`), `.bodies`, `.requests_of(route)`, `.concurrent`, `.max_concurrent`, `.max_concurrent_by_route`,
