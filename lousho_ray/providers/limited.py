@@ -19,8 +19,8 @@ from lousho_ray.usage import ProviderUsage
 
 LimitsOrLimiter: TypeAlias = RateLimits | Mapping[str, Any] | Limiter
 
-_entered: ContextVar[tuple[Limiter, ...]] = ContextVar("lousho_entered_limiters", default=())
-"""The limiters whose slot the running code holds: a call made inside a call enters them once."""
+_calls: ContextVar[tuple[_Admission, ...]] = ContextVar("lousho_limited_calls", default=())
+"""The admitted calls that the running code is inside of: a call made inside a call enters a limiter once."""
 
 
 def with_rate_limit(
@@ -144,9 +144,15 @@ class RateLimitedProvider(ProviderWrapper):
 class _Admission:
     """One call's permits. The limiters that the running code has entered already are left out."""
 
+    limiters: tuple[Limiter, ...]
+    made: bool
+
     def __init__(self, limiters: tuple[Limiter, ...]) -> None:
-        self._outer = _entered.get()
-        self.limiters = tuple(one for one in limiters if not any(one is held for held in self._outer))
+        # A task that outlives the call it was started in is inside of it no more.
+        self._outer = tuple(call for call in _calls.get() if call.made)
+        passed = [one for call in self._outer for one in call.limiters]
+        self.limiters = tuple(one for one in limiters if not any(one is known for known in passed))
+        self.made = True
         self._held: list[tuple[Limiter, Permit]] = []
 
     async def enter(self, tokens: int) -> None:
@@ -171,11 +177,11 @@ class _Admission:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        token = _entered.set((*self._outer, *self.limiters))
+        token = _calls.set((*self._outer, self))
         try:
             yield
         finally:
-            _entered.reset(token)
+            _calls.reset(token)
 
     def settle(self, usage: ProviderUsage | None) -> None:
         if usage is not None:
@@ -183,6 +189,7 @@ class _Admission:
                 permit.settle(usage.total_tokens)
 
     def release(self) -> None:
+        self.made = False
         held, self._held = self._held, []
         for _, permit in held:
             permit.release()

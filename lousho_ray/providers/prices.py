@@ -251,7 +251,7 @@ def _dashed(id: str) -> str:
 def _registered_as(name: str) -> ModelInfo | None:
     """The latest user's entry of this exact id, or of this `provider/id`."""
     provider, _, rest = name.partition("/")
-    return next((i for i in reversed(_registered.values()) if i.id == name), None) or _registered.get((provider, rest))
+    return next((i for i in reversed(list(_registered.values())) if i.id == name), None) or _registered.get((provider, rest))
 
 
 def _built_in(name: str) -> ModelInfo | None:

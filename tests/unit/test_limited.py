@@ -254,6 +254,27 @@ async def test_the_same_limiter_reached_twice_is_entered_once(streamed: bool) ->
     assert steps(limiter.log) == ["acquire", "settle", "release"]
 
 
+async def test_a_task_that_outlives_the_call_it_was_started_in_is_limited_again() -> None:
+    # RL-18: the exception holds only inside the call
+    limiter = Recorder()
+    later: list[asyncio.Task[GenerateResult]] = []
+    ended = asyncio.Event()
+
+    async def after() -> GenerateResult:
+        await ended.wait()
+        return await provider.generate(REQUEST)
+
+    def turn(request: GenerateOptions) -> str:
+        later.append(asyncio.create_task(after()))
+        return "first"
+
+    provider = with_rate_limit(mock_model([turn, "second"]), limiter)
+    await provider.generate(REQUEST)
+    ended.set()
+    assert (await later[0]).text == "second"
+    assert steps(limiter.log) == ["acquire", "release"] * 2
+
+
 async def test_reading_a_stream_does_not_let_the_reader_into_the_limiter() -> None:
     # RL-18: only code of the provider runs inside its call
     limiter = Recorder()
