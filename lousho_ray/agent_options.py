@@ -46,6 +46,7 @@ class CreateAgentOptions(TypedDict, total=False):
     hooks: Sequence[Any]
     output_validate: Callable[[Any, OutputContext], Any]
     output_prompt: bool | Literal["auto"]
+    abort_grace_ms: float
     max_tool_result_chars: float
     on_event: Callable[[Event], None]
     runtime: Literal["local", "ray"]

@@ -21,6 +21,7 @@ from lousho_ray.option_checks import (
     check_callable,
     check_choice,
     check_positive_int,
+    check_positive_number,
     check_text,
     unknown_keyword,
 )
@@ -72,6 +73,7 @@ def create_agent(*, output: Any = None, **options: Any) -> Agent[Any]:
         output_validate: `fn(object, ctx)`, run after the schema: the issues it returns go into the one repair step.
         output_prompt: Whether the schema stands in the system prompt too; `"auto"` (default): unless the provider enforces it.
         hooks: Objects with `pre_tool_call`, `post_tool_call`, `pre_generate`, `post_generate`.
+        abort_grace_ms: How long an aborted run waits for a tool that ignores the abort; by default as long as it takes.
         max_tool_result_chars: The most characters of one tool result the model gets (50,000; `math.inf` = no cap).
         on_event: Called with every event of the agent's runs.
         runtime: `"ray"` (default) or `"local"`, else `LOUSHO_RUNTIME`. Ray is only started by the first actor.
@@ -96,6 +98,7 @@ def create_agent(*, output: Any = None, **options: Any) -> Agent[Any]:
         max_steps=check_positive_int(given["max_steps"], "max_steps") if "max_steps" in given else None,
         tool_concurrency=None if concurrency == "unbounded" else check_positive_int(concurrency, "tool_concurrency"),
         tool_concurrency_set="tool_concurrency" in given,
+        abort_grace_ms=check_positive_number(given["abort_grace_ms"], "abort_grace_ms") if "abort_grace_ms" in given else None,
         output=_output(output, given.get("output_validate")),
         output_prompt=_output_prompt(given.get("output_prompt", "auto")),
         max_tool_result_chars=_result_chars(given.get("max_tool_result_chars", 50_000)),

@@ -36,6 +36,7 @@ class AgentDefinition:
     max_steps: int | None = None
     tool_concurrency: int | None = None
     tool_concurrency_set: bool = False
+    abort_grace_ms: float | None = None
     max_tool_result_chars: float = 50_000
     reasoning: Reasoning | None = None
     prompt_caching: Any = "auto"

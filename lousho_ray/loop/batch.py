@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +25,8 @@ from lousho_ray.tools.execute import call_tool
 from lousho_ray.tools.results import ErrorResult, cap_result, encode_result, error_result
 from lousho_ray.tools.schema import ParsedArguments
 
+log = logging.getLogger("lousho_ray")
+
 
 class ToolBatch:
     """Runs the calls of one assistant message and leaves exactly one result for each in `state.messages`."""
@@ -38,6 +41,7 @@ class ToolBatch:
         self._tasks: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(deps.tool_concurrency) if deps.tool_concurrency is not None else None
         self._fatal: dict[int, BaseException] = {}
+        self._started: dict[int, float] = {}
 
     async def run(self) -> None:
         """Runs the batch.
@@ -56,8 +60,7 @@ class ToolBatch:
             for index, call in enumerate(self._calls):
                 if not await self._start(index, call):
                     break
-            if self._tasks:
-                await asyncio.wait(self._tasks)
+            await self._wait()
         finally:
             forget()
             await self._settle_rest()
@@ -66,6 +69,24 @@ class ToolBatch:
             for other in others:
                 first.add_note(f"Another call of the same turn failed too: {type(other).__name__}: {other}")
             raise first
+
+    async def _wait(self) -> None:
+        """Waits for the running calls. After an abort those that ignore it are waited for at most `abort_grace_ms`."""
+        grace_ms = self._deps.abort_grace_ms
+        running = {task for task in self._tasks if not task.done()}
+        if grace_ms is None or not running:
+            if running:
+                await asyncio.wait(running)
+            return
+        waiting = asyncio.ensure_future(asyncio.wait(running))
+        aborted = asyncio.ensure_future(self._deps.abort.wait())
+        try:
+            await asyncio.wait({waiting, aborted}, return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done():
+                await asyncio.wait(running, timeout=grace_ms / 1000)
+        finally:
+            waiting.cancel()
+            aborted.cancel()
 
     @property
     def _stopped(self) -> bool:
@@ -94,6 +115,7 @@ class ToolBatch:
                 ctx.approval = verdict.approval
                 task = asyncio.create_task(self._execute(index, call, verdict, ctx, started), name=f"tool {call.name}")
                 self._tasks.add(task)
+                self._started[index] = started
                 return True
             case Refuse(error=refusal):
                 self._refuse(index, call, refusal, started)
@@ -165,6 +187,8 @@ class ToolBatch:
             self._finish(index, call, outcome.result, started, replaced_by=replaced)
 
     def _finish(self, index: int, call: ToolCall, value: Any, started: float, *, replaced_by: str | None = None) -> None:
+        if self._results[index] is not None:
+            return  # It was left behind when the run was aborted: its late outcome is dropped.
         encoded = encode_result(value)
         self._deps.emitter.emit(
             ToolDone,
@@ -179,6 +203,8 @@ class ToolBatch:
 
     def _refuse(self, index: int, call: ToolCall, error: ErrorResult, started: float) -> None:
         payload = error.payload
+        if self._results[index] is not None:
+            return
         if payload["kind"] != "not-run":
             self._state.tool_errors += 1
         self._deps.emitter.emit(
@@ -204,10 +230,16 @@ class ToolBatch:
         """Every call gets its one result, also when the batch itself is torn down."""
         self._cancel_running()
         running = {task for task in self._tasks if not task.done()}
-        if running:
+        if running and self._deps.abort_grace_ms is None:
             await asyncio.wait(running)
         for index, call in enumerate(self._calls):
-            if self._results[index] is None:
+            if self._results[index] is not None:
+                continue
+            if index in self._started:
+                text = f"The call did not stop within {self._deps.abort_grace_ms:g} ms and was left behind; its outcome is unknown."
+                self._refuse(index, call, error_result(call.name, "not-run", text), self._started[index])
+                log.warning("Tool %r ignored the abort of its run and was left behind.", call.name)
+            else:
                 error = error_result(call.name, "not-run", "The call was cancelled before it ran.")
                 self._record(index, tool_result(call, error.text, is_error=True))
 

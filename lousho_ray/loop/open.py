@@ -121,6 +121,7 @@ async def open_run(
         prompt_caching=definition.prompt_caching,
         max_steps=allowed_steps(definition, call.max_steps),
         tool_concurrency=_concurrency(definition, context),
+        abort_grace_ms=definition.abort_grace_ms,
         max_tool_result_chars=definition.max_tool_result_chars,
         stream=context.emitter.on and can_stream(provider, model),
         session_id=context.session_id,

@@ -64,6 +64,7 @@ class RunDeps:
     prompt_caching: Any = "auto"
     max_steps: int = 10
     tool_concurrency: int | None = None
+    abort_grace_ms: float | None = None
     max_tool_result_chars: float = 50_000
     stream: bool = False
     session_id: str | None = None
