@@ -7,6 +7,7 @@ several loops, one after another or at once, and travels to another process as i
 from __future__ import annotations
 
 import asyncio
+import base64
 import importlib
 import inspect
 import logging
@@ -16,14 +17,14 @@ import weakref
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from types import ModuleType
 from typing import Any, ClassVar, Literal, TypeVar
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from lousho_ray.errors import ConfigurationError, LLMProviderError, MissingDependencyError, OperationTimeoutError, suggest
 from lousho_ray.providers.event_reader import EventReader
 from lousho_ray.providers.failures import scrub
 from lousho_ray.providers.transcript import split_system
 
-__all__ = ["EventReader", "HTTPProvider", "import_client", "public_url", "split_system"]
+__all__ = ["EventReader", "HTTPProvider", "import_client", "public_url", "split_system", "split_userinfo"]
 
 T = TypeVar("T")
 
@@ -298,6 +299,16 @@ def public_url(url: str) -> str:
         return "(unreadable URL)"
     host = f"[{host}]" if ":" in host else host
     return urlunsplit((parts.scheme, f"{host}{port}", parts.path, "", ""))
+
+
+def split_userinfo(url: str) -> tuple[str, str | None]:
+    """A URL without its user info, and the `Authorization` value that says the same (`None` without user info)."""
+    parts = urlsplit(url)
+    userinfo, _, host = parts.netloc.rpartition("@")
+    if not userinfo:
+        return url, None
+    value = base64.b64encode(unquote(userinfo).encode()).decode("ascii")
+    return urlunsplit((parts.scheme, host, parts.path, parts.query, parts.fragment)), f"Basic {value}"
 
 
 def _is_http_url(url: Any) -> bool:

@@ -12,6 +12,7 @@ import os
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
+from urllib.parse import parse_qsl
 
 from lousho_ray.errors import ConfigurationError
 from lousho_ray.ports import (
@@ -25,7 +26,7 @@ from lousho_ray.ports import (
     TextChunk,
     ToolCallChunk,
 )
-from lousho_ray.providers.base import EventReader, HTTPProvider, import_client
+from lousho_ray.providers.base import EventReader, HTTPProvider, import_client, split_userinfo
 from lousho_ray.providers.failures import MalformedReplyError
 from lousho_ray.providers.server_words import server_words
 from lousho_ray.providers.sse import ServerSentEvent, SSEDecoder
@@ -70,11 +71,15 @@ class OpenAIClientProvider(HTTPProvider):
         # What the client would take from this process's environment is taken back: what a provider sends is decided where it
         # was made, and one vendor's account data never goes to another.
         headers: dict[str, Any] = {name: openai.Omit() for name in (*ambient_headers(), "OpenAI-Organization", "OpenAI-Project")}
+        base_url, credentials = split_userinfo(self.base_url or "")
         if self.api_key:
             headers["Authorization"] = f"Bearer {self.api_key}"
+        elif credentials is not None:
+            headers["Authorization"] = credentials
         return openai.AsyncOpenAI(
             api_key=self.api_key or "none",
-            base_url=self.base_url,
+            base_url=base_url.partition("?")[0],
+            default_query=dict(parse_qsl(base_url.partition("?")[2], keep_blank_values=True)),
             max_retries=0,
             timeout=self._timeout(),
             default_headers={**headers, **self.headers},
@@ -85,7 +90,8 @@ class OpenAIClientProvider(HTTPProvider):
         # Every option is given: the client would fill each one left out with a deep copy. Without `admin_api_key_auth` an
         # administrator's key in the environment stays there.
         headers: dict[str, Any] = {}
-        if not self.api_key and not any(name.lower() == "authorization" for name in self.headers):
+        named = any(name.lower() == "authorization" for name in self.headers)
+        if not self.api_key and not named and split_userinfo(self.base_url or "")[1] is None:
             headers["Authorization"] = import_client(*_CLIENT).Omit()
         return {"headers": headers, "params": {}, "max_retries": 0, "timeout": self._timeout(), "security": {"bearer_auth": True}}
 

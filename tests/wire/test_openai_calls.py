@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -186,6 +187,18 @@ async def test_an_authorization_header_of_the_environment_does_not_replace_the_k
     assert sent == ["Bearer mine-12345678", None]
     assert "x-gateway" not in fake_server.requests[0].headers
     assert OpenAIProvider(api_key="k", base_url="https://api.openai.com/v1").headers["X-Gateway"] == "g"
+
+
+async def test_user_info_of_the_url_becomes_basic_authorization(fake_server: FakeServer) -> None:
+    # Field case X01
+    fake_server.respond("ok")
+    url = fake_server.compatible_url.replace("://", "://user:sek%40ret@") + "?api_key=q"
+    provider = OpenAICompatibleProvider(base_url=url, default_model="llama")
+    assert (await provider.generate(call())).text == "ok"
+    request = fake_server.requests[0]
+    assert request.headers["authorization"] == "Basic " + base64.b64encode(b"user:sek@ret").decode()
+    assert "api_key=q" in request.path
+    await provider.aclose()
 
 
 async def test_settings_and_response_format_take_the_servers_own_names(
