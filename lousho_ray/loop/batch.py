@@ -156,7 +156,8 @@ class ToolBatch:
             value = await call_tool(run.tool, run.arguments.value, ctx, partial if self._deps.emitter.on else None)
         except asyncio.CancelledError:
             reason = self._deps.abort.reason or AbortReason.of("The run was stopped.")
-            text = f"The call was stopped while it ran ({reason.message}) What it had done by then may have taken effect."
+            why = reason.message.rstrip(".")
+            text = f"The call was stopped while it ran: {why}. What it had done by then may have taken effect."
             self._refuse(index, call, error_result(call.name, "not-run", text), started)
         except PropagatingToolError as error:
             self._fatal[index] = error
