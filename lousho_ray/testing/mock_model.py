@@ -274,11 +274,12 @@ def _shown(turn: MockTurn | TurnFunction) -> str:
 # --------------------------------------------------------------------------------------------------------- frozen snapshots
 
 
-class FrozenDict(dict[Any, Any]):
-    """A dict that cannot be changed; it pickles."""
+def _refuse(self: Any, *args: Any, **kwargs: Any) -> Any:
+    raise TypeError("A recorded request cannot be changed.")
 
-    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
-        raise TypeError("A recorded request cannot be changed.")
+
+class FrozenDict(dict[Any, Any]):
+    """A dict that cannot be changed. Equal to a plain one; it pickles."""
 
     __setitem__: Any = _refuse
     __delitem__: Any = _refuse
@@ -293,15 +294,31 @@ class FrozenDict(dict[Any, Any]):
         return (FrozenDict, (dict(self),))
 
 
+class FrozenList(list[Any]):
+    """A list that cannot be changed. Equal to a plain one; it pickles."""
+
+    __setitem__: Any = _refuse
+    __delitem__: Any = _refuse
+    __iadd__: Any = _refuse
+    __imul__: Any = _refuse
+    append: Any = _refuse
+    clear: Any = _refuse
+    extend: Any = _refuse
+    insert: Any = _refuse
+    pop: Any = _refuse
+    remove: Any = _refuse
+    reverse: Any = _refuse
+    sort: Any = _refuse
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (FrozenList, (list(self),))
+
+
 def snapshot(options: GenerateOptions) -> GenerateOptions:
     """A deep-frozen copy of a request. Tool schemas are kept by reference; callbacks and signals are left out."""
-    messages = tuple(
-        message if message.metadata is None else replace(message, metadata=_frozen(message.metadata))
-        for message in options.messages
-    )
     return replace(
         options,
-        messages=messages,
+        messages=FrozenList(_frozen_message(message) for message in options.messages),
         tools=tuple(options.tools),
         hosted_tools=tuple(_frozen(tool) for tool in options.hosted_tools),
         settings=_frozen(options.settings),
@@ -317,7 +334,9 @@ def _frozen_message(message: Message) -> Message:
 def _frozen(value: Any) -> Any:
     if isinstance(value, Mapping):
         return FrozenDict({key: _frozen(item) for key, item in value.items()})
-    if isinstance(value, list | tuple) and type(value) in (list, tuple):
+    if isinstance(value, list):
+        return FrozenList(_frozen(item) for item in value)
+    if type(value) is tuple:
         return tuple(_frozen(item) for item in value)
     if isinstance(value, set):
         return frozenset(value)

@@ -188,8 +188,9 @@ async def test_requests_are_recorded_as_they_were() -> None:
     settings["temperature"] = 1
     seen = model.calls[0]
     assert len(seen.messages) == 1
-    assert seen.messages[0].metadata == {"tags": ("a",)}
-    assert dict(seen.settings) == {"stop": ("x",), "temperature": 0}
+    assert seen.messages[0].metadata == {"tags": ["a"]}
+    assert seen.settings == {"stop": ["x"], "temperature": 0}
+    assert seen.messages == [Message("user", "hi", metadata={"tags": ["a"]})]
     assert seen.notify is None
     assert model.last_call is seen
     await model.generate(REQUEST)
@@ -199,12 +200,12 @@ async def test_requests_are_recorded_as_they_were() -> None:
 async def test_changing_a_snapshot_raises() -> None:
     # MOCK-09
     model = mock_model(["one"])
-    await model.generate(GenerateOptions(messages=[Message("user", "hi", metadata={"a": {"b": 1}})], settings={"seed": 1}))
+    await model.generate(
+        GenerateOptions(messages=[Message("user", "hi", metadata={"a": {"b": 1}})], settings={"seed": 1, "stop": ["x"]})
+    )
     seen: Any = model.last_call
     with pytest.raises(AttributeError):
         seen.model = "x"
-    with pytest.raises(AttributeError):
-        seen.messages.append(user("x"))
     with pytest.raises(AttributeError):
         seen.messages[0].content = "x"
     for change in (
@@ -212,6 +213,10 @@ async def test_changing_a_snapshot_raises() -> None:
         lambda: seen.settings.__setitem__("seed", 2),
         lambda: seen.settings.pop("seed"),
         lambda: seen.settings.clear(),
+        lambda: seen.settings["stop"].append("y"),
+        lambda: seen.settings["stop"].__setitem__(0, "y"),
+        lambda: seen.messages.append(user("x")),
+        lambda: seen.messages.clear(),
         lambda: seen.messages[0].metadata["a"].__setitem__("b", 2),
     ):
         with pytest.raises(TypeError):
@@ -335,9 +340,10 @@ async def test_a_model_pickles_with_its_script_and_its_calls() -> None:
     # "Decide so" (Ray): function turns must be picklable
     word = "closure"
     model = mock_model(["one", lambda request: word, {"tool_calls": [{"name": "f"}]}])
-    await model.generate(GenerateOptions(messages=[Message("user", "hi", metadata={"a": 1})], settings={"seed": 1}))
+    await model.generate(GenerateOptions(messages=[Message("user", "hi", metadata={"a": 1})], settings={"stop": ["x"]}))
     copy = pickle.loads(cloudpickle.dumps(model))
-    assert copy.calls[0].settings == {"seed": 1}
+    assert copy.calls[0].settings == {"stop": ["x"]}
+    assert copy.calls[0].messages == model.calls[0].messages
     assert (await copy.generate(REQUEST)).text == "closure"
     assert (await copy.generate(REQUEST)).tool_calls[0].id == "call_1"
 
