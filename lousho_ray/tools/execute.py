@@ -72,7 +72,7 @@ async def _started(tool: Tool[..., Any], value: Any, ctx: ToolContext, sandbox: 
     in_thread = tool.runs_in_thread
     if tool.requires_sandbox or (sandbox is not None and tool.sandbox_execute is not None):
         function, in_thread = _sandboxed(tool)
-        positional, keywords = [value, sandbox, ctx][: _arity(function, 3)], {}
+        positional, keywords = [value, _host() if sandbox is None else sandbox, ctx][: _arity(function, 3)], {}
     if not in_thread:
         return function(*positional, **keywords)
 
@@ -89,6 +89,12 @@ def _sandboxed(tool: Tool[..., Any]) -> tuple[Callable[..., Any], bool]:
             f"Tool {tool.name!r} only runs in a sandbox and has no `sandbox_execute`, so it was not run.", tool_name=tool.name
         )
     return tool.sandbox_execute, not inspect.iscoroutinefunction(tool.sandbox_execute)
+
+
+def _host() -> Any:
+    from lousho_ray.tools.workspace.shell import NoopSandbox
+
+    return NoopSandbox()
 
 
 def _arity(function: Callable[..., Any], most: int) -> int:

@@ -1,16 +1,24 @@
 """Workspaces: files and commands an agent may work with."""
 
+from lousho_ray.tools.workspace.command_rules import exact
 from lousho_ray.tools.workspace.fs_tools import create_fs_tools
 from lousho_ray.tools.workspace.local import LocalWorkspace
 from lousho_ray.tools.workspace.paths import WorkspaceError, normalize_workspace_path
 from lousho_ray.tools.workspace.provider import Entry, FsProvider, MemoryWorkspace
+from lousho_ray.tools.workspace.shell import NoopSandbox, ShellOutput, ShellProvider
+from lousho_ray.tools.workspace.shell_tool import create_shell_tool
 
 __all__ = [
     "Entry",
     "FsProvider",
     "LocalWorkspace",
     "MemoryWorkspace",
+    "NoopSandbox",
+    "ShellOutput",
+    "ShellProvider",
     "WorkspaceError",
     "create_fs_tools",
+    "create_shell_tool",
+    "exact",
     "normalize_workspace_path",
 ]

@@ -8,16 +8,20 @@ import os
 import socket
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from lousho_ray.cancellation import AbortSignal
 from lousho_ray.errors import ConfigurationError
 from lousho_ray.tools.workspace.paths import WorkspaceError, normalize_workspace_path
 from lousho_ray.tools.workspace.provider import Entry, EntryKind
+from lousho_ray.tools.workspace.shell import ShellOutput, command_env, describe_shell, run_command
 
 
 class LocalWorkspace:
-    """The files below `root`. Links that lead out of it are refused, for reading and for what would be created below them.
+    """The files below `root`, and commands run there.
+
+    Links that lead out of it are refused, for reading and for what would be created below them.
 
     It belongs to the machine it was made on: on another node of a cluster there is another directory, or none.
 
@@ -81,6 +85,30 @@ class LocalWorkspace:
         above, _, name = normalize_workspace_path(path).rpartition("/")
         with _reworded(path):
             os.unlink(self._locate(above or ".") / name)
+
+    @property
+    def shell_description(self) -> str:
+        return describe_shell()
+
+    async def exec(
+        self,
+        command: str,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout_ms: float | None = None,
+        max_output_chars: int = 30_000,
+        abort: AbortSignal | None = None,
+    ) -> ShellOutput:
+        """Runs a command in a directory of the workspace. It is not confined: a command may reach the whole machine."""
+        return await run_command(
+            command,
+            self._locate(cwd or "."),
+            command_env() if env is None else env,
+            timeout_ms=timeout_ms,
+            max_output_chars=max_output_chars,
+            abort=abort,
+        )
 
     def _locate(self, path: str) -> Path:
         """The real path of `path`, judged by the real path of its deepest part that exists."""

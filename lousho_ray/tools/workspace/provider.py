@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
+from lousho_ray.cancellation import AbortSignal
 from lousho_ray.tools.workspace.paths import WorkspaceError, normalize_workspace_path
+from lousho_ray.tools.workspace.shell import ShellOutput
 
 EntryKind: TypeAlias = Literal["file", "dir", "link", "other"]
 
@@ -53,10 +55,20 @@ class FsProvider(Protocol):
 
 
 class MemoryWorkspace:
-    """Files in memory: for tests, and for agents that need no disk. `files` maps paths to text or bytes."""
+    """Files in memory: for tests, and for agents that need no disk.
 
-    def __init__(self, files: Mapping[str, str | bytes] | None = None) -> None:
+    Args:
+        files: Paths to text or bytes.
+        exec: Answers commands: `fn(command)`, sync or async, gives a `ShellOutput`. Without it no command can be started.
+    """
+
+    def __init__(
+        self,
+        files: Mapping[str, str | bytes] | None = None,
+        exec: Callable[[str], ShellOutput | Awaitable[ShellOutput]] | None = None,
+    ) -> None:
         self._lock = threading.RLock()
+        self._exec = exec
         self._files: dict[str, bytes] = {}
         for path, content in (files or {}).items():
             self.write(path, content.encode() if isinstance(content, str) else content)
@@ -111,6 +123,26 @@ class MemoryWorkspace:
         with self._lock:
             del self._files[self._existing(path)]
 
+    @property
+    def shell_description(self) -> str:
+        return "a simulated shell"
+
+    async def exec(
+        self,
+        command: str,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout_ms: float | None = None,
+        max_output_chars: int = 30_000,
+        abort: AbortSignal | None = None,
+    ) -> ShellOutput:
+        """What the `exec` function answers, whatever the other arguments."""
+        if self._exec is None:
+            raise WorkspaceError("This workspace has no shell.")
+        output = self._exec(command)
+        return output if isinstance(output, ShellOutput) else await output
+
     def _existing(self, path: str) -> str:
         path = self.resolve(path)
         if path not in self._files:
@@ -121,8 +153,8 @@ class MemoryWorkspace:
         return any(file.startswith(f"{path}/") for file in self._files)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_files": self.files}
+        return {"_files": self.files, "_exec": self._exec}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._lock = threading.RLock()
-        self._files = state["_files"]
+        self._files, self._exec = state["_files"], state["_exec"]
