@@ -147,7 +147,7 @@ def _judge_raw(exc: BaseException, now: float | None) -> Failure:
     status = _status(exc, error)
     words = server_words(body)
     text = words or unreachable_text(exc) or _own_text(exc)
-    category, retryable = _row(exc, status, marks, f"{words or _own_text(exc)} {' '.join(marks)}".lower(), bool(error))
+    category, retryable = _row(exc, status, marks, f"{words} {_own_text(exc)} {' '.join(marks)}".lower(), bool(error))
     wait = _wait_ms(exc, status, error, now) if category == "rate-limit" or status == 503 else None
     code = next((str(error[key]) for key in ("code", "type") if error.get(key) not in (None, "")), None)
     return Failure(category, retryable, mask_secrets(text)[:MESSAGE_CHARS], status, wait, code)

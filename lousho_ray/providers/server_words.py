@@ -17,6 +17,7 @@ _NESTED = ("metadata", "raw", "upstream_error", "cause", "innererror", "inner_er
 _TEXTS = ("message", "msg", "error_description", "detail", "error", "title", "reason")
 _TAGS = re.compile(r"<(script|style)\b.*?</\1\s*>|<[^>]*>", re.IGNORECASE | re.DOTALL)
 _JSON_DEPTH = 8
+_CLOSED = "closed before the answer was complete"
 
 
 def error_object(body: Any) -> Mapping[str, Any]:
@@ -73,16 +74,17 @@ def _from_json(value: Any) -> Any:
 
 
 def unreachable_text(exc: BaseException) -> str | None:
-    """`Cannot reach host:port: reason` for an error of the connection, else `None`."""
+    """`Cannot reach host:port: reason` for an error of the connection, or that it was closed; `None` for other errors."""
     chain = list(_causes(exc))
     reason = next((text for error in reversed(chain) if (text := _reason(error))), None)
     if reason is None:
         return None
     host, port = _address(chain)
-    if host is None:
-        return None if len(chain) == 1 else f"Cannot reach the server: {reason}."
-    text = f"Cannot reach {host}:{port}: {reason}." if port is not None else f"Cannot reach {host}: {reason}."
-    return f"{text} Is the server running there?" if _is_private(host) else text
+    where = "the server" if host is None else host if port is None else f"{host}:{port}"
+    if reason == _CLOSED:
+        return f"The connection to {where} was {reason}."
+    text = f"Cannot reach {where}: {reason}."
+    return f"{text} Is the server running there?" if host is not None and _is_private(host) else text
 
 
 def _causes(exc: BaseException) -> Iterator[BaseException]:
@@ -104,9 +106,9 @@ def _reason(error: BaseException) -> str | None:
     if isinstance(error, ConnectionRefusedError) or "Connect call failed" in text:
         return "connection refused"
     if names & {"ServerDisconnectedError", "RemoteProtocolError", "ConnectionResetError", "BrokenPipeError", "ClientPayloadError"}:
-        return "the connection was closed before the answer was complete"
+        return _CLOSED
     if names & {"ConnectError", "ConnectTimeout", "ReadError", "ClientConnectionError", "APIConnectionError"}:
-        return " ".join(text.split())[:120] or "no connection"
+        return " ".join(text.split())[:120].rstrip(".") or "no connection"
     return None
 
 

@@ -224,6 +224,18 @@ def test_an_unreachable_server_is_named_with_port_and_reason(cause: Exception, r
     assert "api.openai.com:443" in classify(public).message
 
 
+def test_a_closed_connection_is_told_apart_from_an_unreachable_server() -> None:
+    error = httpx2.RemoteProtocolError("peer closed", request=REQUEST)
+    assert classify(error).message == "The connection to api.test:80 was closed before the answer was complete."
+    assert classify(ConnectionResetError()).message == "The connection to the server was closed before the answer was complete."
+
+
+def test_an_overflow_is_known_by_the_outer_words_too() -> None:
+    # LES-05
+    body = {"error": {"message": "This model's maximum context length is 8192", "metadata": {"raw": '{"error": "bad"}'}}}
+    assert classify(status_error(400, body)).category == "context-length-exceeded"
+
+
 def test_the_final_error_is_compacted_once_and_keeps_the_raw_one() -> None:
     # PRV-74, ERR-20, ERR-22
     raw = status_error(500, {"error": {"message": "x" * 900}})

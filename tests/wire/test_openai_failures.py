@@ -250,7 +250,7 @@ async def test_a_connection_reset_before_the_answer_is_no_timeout(
         await compatible.generate(call())
     failure = classify(caught.value)
     assert (failure.category, failure.retryable) == ("unknown", True)
-    assert failure.message.startswith("Cannot reach 127.0.0.1:")
+    assert failure.message == f"The connection to 127.0.0.1:{fake_server.port} was closed before the answer was complete."
 
 
 async def test_models_are_listed(fake_server: FakeServer, compatible: OpenAICompatibleProvider) -> None:
