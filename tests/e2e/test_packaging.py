@@ -310,6 +310,6 @@ def test_every_dependency_is_imported_and_every_import_is_a_dependency() -> None
 def test_the_dev_extra_covers_what_tests_and_benchmarks_import() -> None:
     project = PROJECT["project"]
     declared = {normal(item) for item in (*project["dependencies"], *project["optional-dependencies"]["dev"])}
-    local = {path.stem for path in (ROOT / "examples").glob("*.py")}
+    local = {"tests", *(path.stem for path in (ROOT / "examples").glob("*.py"))}
     used = imported(path for folder in ("tests", "benchmarks", "examples") for path in python_files(ROOT / folder))
     assert distributions(used.keys() - local) - declared == set()
