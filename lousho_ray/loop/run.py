@@ -99,9 +99,10 @@ async def _call(state: RunState, deps: RunDeps, request: GenerateOptions) -> Rep
         return _step_done(state, deps, "aborted", _aborted(deps))
     except Exception as error:
         _step_done(state, deps, "error", CONTINUE)
-        if isinstance(error, LoushoError):
+        final = to_provider_error(error, deps.provider.name, deps.model or deps.provider.default_model)
+        if final is error:
             raise
-        raise to_provider_error(error, deps.provider.name, deps.model or deps.provider.default_model) from error
+        raise final from error
 
 
 async def _book(state: RunState, deps: RunDeps, request: GenerateOptions, reply: Reply) -> tuple[StepUsage, Spend]:
