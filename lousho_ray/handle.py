@@ -165,6 +165,7 @@ class LocalRun:
         return events, cursor, self.log.at_end(cursor)
 
     async def result(self) -> ExecutionResult[Any]:
+        self.log.stop_reading()  # a reader that awaits the result inside its loop must not hold the run up
         return await asyncio.shield(self.task)
 
     def enqueue(self, messages: tuple[Message, ...]) -> tuple[str, Awaitable[bool]]:

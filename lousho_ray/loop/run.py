@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -78,15 +80,27 @@ async def step(state: RunState, deps: RunDeps) -> StepOutcome:
         return stop
     state.steps += 1
     _apply_input(state, deps)
+    with _step_events(state, deps):
+        request = await _prepare(state, deps)
+        reply = await _call(state, deps, request)
+        if not isinstance(reply, Reply):
+            return reply
+        entry, spend = await _book(state, deps, request, reply)
+        if reply.tool_calls:
+            return await _run_tools(state, deps, reply, entry, spend)
+        return await _final_reply(state, deps, reply, entry, spend)
+
+
+@contextmanager
+def _step_events(state: RunState, deps: RunDeps) -> Iterator[None]:
+    """A step starts; when something fails inside, it ends with `error` before the failure goes on."""
     deps.emitter.emit(StepStart, step=state.steps)
-    request = await _prepare(state, deps)
-    reply = await _call(state, deps, request)
-    if not isinstance(reply, Reply):
-        return reply
-    entry, spend = await _book(state, deps, request, reply)
-    if reply.tool_calls:
-        return await _run_tools(state, deps, reply, entry, spend)
-    return await _final_reply(state, deps, reply, entry, spend)
+    try:
+        yield
+    except BaseException:
+        booked = state.step_usage[-1] if state.step_usage and state.step_usage[-1].step == state.steps else None
+        _step_done(state, deps, "error", CONTINUE, booked)
+        raise
 
 
 async def _call(state: RunState, deps: RunDeps, request: GenerateOptions) -> Reply | StepOutcome:
@@ -98,7 +112,6 @@ async def _call(state: RunState, deps: RunDeps, request: GenerateOptions) -> Rep
     except Aborted:
         return _step_done(state, deps, "aborted", _aborted(deps))
     except Exception as error:
-        _step_done(state, deps, "error", CONTINUE)
         final = to_provider_error(error, deps.provider.name, deps.model or deps.provider.default_model)
         if final is error:
             raise
@@ -155,16 +168,16 @@ async def _force_answer(state: RunState, deps: RunDeps, outcome: StepOutcome) ->
     state.messages.append(
         user("[final-answer] No steps are left. Give your final answer now, in the output format, without tools.")
     )
-    deps.emitter.emit(StepStart, step=state.steps)
-    request = build_request(state, deps, with_tools=False)
-    called = await _call(state, deps, request)
-    if not isinstance(called, Reply):
-        return outcome if isinstance(called, Continue) else called
-    entry, spend = await _book(state, deps, request, called)
-    cancel_calls(called.tool_calls, state, "The call was not run: no steps are left.")
-    await deps.budget.report(f"step-{state.steps}", spend, state.usage.spend)
-    checked = await deps.output.check(called.text, _output_context(state))
-    return _step_done(state, deps, called.finish_reason, replace(outcome, text=called.text, output=checked), entry)
+    with _step_events(state, deps):
+        request = build_request(state, deps, with_tools=False)
+        called = await _call(state, deps, request)
+        if not isinstance(called, Reply):
+            return outcome if isinstance(called, Continue) else called
+        entry, spend = await _book(state, deps, request, called)
+        cancel_calls(called.tool_calls, state, "The call was not run: no steps are left.")
+        await deps.budget.report(f"step-{state.steps}", spend, state.usage.spend)
+        checked = await deps.output.check(called.text, _output_context(state))
+        return _step_done(state, deps, called.finish_reason, replace(outcome, text=called.text, output=checked), entry)
 
 
 async def _run_tools(state: RunState, deps: RunDeps, reply: Reply, entry: StepUsage, spend: Spend) -> StepOutcome:
@@ -176,11 +189,7 @@ async def _run_tools(state: RunState, deps: RunDeps, reply: Reply, entry: StepUs
         cancel_calls(reply.tool_calls, state, f"The call was not run: the reply ended with {reply.finish_reason!r}.")
         return _step_done(state, deps, reply.finish_reason, Finish(reply.finish_reason, reply.text), entry)
     state.last_text = reply.text
-    try:
-        await ToolBatch(reply.tool_calls, state, deps).run()
-    except BaseException:
-        _step_done(state, deps, "error", CONTINUE, entry)
-        raise
+    await ToolBatch(reply.tool_calls, state, deps).run()
     if deps.abort.aborted:
         return _step_done(state, deps, "aborted", _aborted(deps), entry)
     return _step_done(state, deps, "tool_calls", CONTINUE, entry)
