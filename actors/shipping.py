@@ -17,6 +17,7 @@ import ray
 from lousho_ray.definition import AgentDefinition
 from lousho_ray.errors import ConfigurationError, LoushoError
 from lousho_ray.limits.limiter import RateLimiter
+from lousho_ray.providers.prices import adopt_models, registered_models
 
 KEPT_DEFINITIONS = 32
 """Rebuilt definitions that a worker process keeps, the least used one going first."""
@@ -62,7 +63,8 @@ class Warehouse:
     async def unpack(self, shipment: Shipment) -> AgentDefinition:
         definition = self._definitions.get(shipment.digest)
         if definition is None:
-            definition = cloudpickle.loads(await shipment.parcel[0])
+            definition, models = cloudpickle.loads(await shipment.parcel[0])
+            adopt_models(models)
             self._definitions[shipment.digest] = definition
             while len(self._definitions) > KEPT_DEFINITIONS:
                 self._definitions.popitem(last=False)
@@ -70,14 +72,15 @@ class Warehouse:
         return definition
 
 
-def dump(value: Any, promote: Callable[[RateLimiter], None]) -> bytes:
+def dump(value: AgentDefinition, promote: Callable[[RateLimiter], None]) -> bytes:
     """Pickles by value what an import cannot find (tools of `__main__` and notebooks).
 
     Raises:
         ConfigurationError: `LOUSHO_CONFIG_INVALID`, naming the option and the object that cannot be pickled.
     """
     try:
-        return _dump(value, promote)
+        # The models the user registered travel along: a call costs the same on every node.
+        return _dump((value, registered_models()), promote)
     except LoushoError:
         raise
     except Exception as error:
