@@ -186,7 +186,7 @@ async def test_protected_paths_are_not_written(tmp_path: Path) -> None:  # LES-3
     (tmp_path / "alias").symlink_to("config")
     linked = collect_tools(create_fs_tools(LocalWorkspace(tmp_path), protect=["config"]))
     with pytest.raises(WorkspaceError, match="protected"):
-        linked["write_file"].function(path="alias/a", content="y")
+        linked["write_file"].function(path="alias/a", content="y", ctx=ToolContext("c"))
 
 
 # -------------------------------------------------------------------------------------------------------------- searching

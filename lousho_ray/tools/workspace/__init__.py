@@ -1,5 +1,6 @@
 """Workspaces: files and commands an agent may work with."""
 
+from lousho_ray.tools.workspace.checkpoints import FileWorkspaceCheckpointStore, WorkspaceCheckpoints
 from lousho_ray.tools.workspace.command_rules import exact
 from lousho_ray.tools.workspace.fs_tools import create_fs_tools
 from lousho_ray.tools.workspace.local import LocalWorkspace
@@ -10,12 +11,14 @@ from lousho_ray.tools.workspace.shell_tool import create_shell_tool
 
 __all__ = [
     "Entry",
+    "FileWorkspaceCheckpointStore",
     "FsProvider",
     "LocalWorkspace",
     "MemoryWorkspace",
     "NoopSandbox",
     "ShellOutput",
     "ShellProvider",
+    "WorkspaceCheckpoints",
     "WorkspaceError",
     "create_fs_tools",
     "create_shell_tool",

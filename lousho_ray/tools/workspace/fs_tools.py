@@ -14,6 +14,7 @@ from lousho_ray.ports import ToolContext
 from lousho_ray.tools.attributes import NeedsApproval, ToolAnnotations
 from lousho_ray.tools.text import clip
 from lousho_ray.tools.tool import Tool, tool
+from lousho_ray.tools.workspace.checkpoints import WorkspaceCheckpoints
 from lousho_ray.tools.workspace.paths import PathPattern, WorkspaceError, compile_regex, covers
 from lousho_ray.tools.workspace.provider import FsProvider
 
@@ -70,6 +71,7 @@ class FsTools:
     limits: FsLimits
     ignore: frozenset[str]
     protect: tuple[PathPattern, ...]
+    checkpoints: WorkspaceCheckpoints | None = None
     locks: _PathLocks = field(default_factory=_PathLocks)
 
     def read_file(
@@ -96,13 +98,15 @@ class FsTools:
             shown.append(f"[lines {offset} to {last} of {len(lines)}; go on with offset={last + 1}]")
         return "\n".join(shown) or "[the file is empty]"
 
-    def write_file(self, path: Path, content: Annotated[str, Field(description="The whole content of the file.")]) -> str:
+    def write_file(
+        self, path: Path, content: Annotated[str, Field(description="The whole content of the file.")], ctx: ToolContext
+    ) -> str:
         """Writes a file, with the directories above it. What the file held before is replaced."""
         target = self._writable(path)
         data = content.encode()
         with self.locks.of(target):
             existed = self.fs.stat(target) is not None
-            self.fs.write(target, data)
+            self._write(ctx, target, data)
         return f"{'Replaced' if existed else 'Created'} {path} ({len(data)} bytes)."
 
     def edit_file(
@@ -110,6 +114,7 @@ class FsTools:
         path: Path,
         old_string: Annotated[str, Field(min_length=1, description="The exact text to replace, without line numbers.")],
         new_string: Annotated[str, Field(description="What to put in its place.")],
+        ctx: ToolContext,
         replace_all: Annotated[bool, Field(description="Replace every occurrence instead of the only one.")] = False,
     ) -> str:
         """Replaces a text in a file. The text must occur exactly once, unless all occurrences are to be replaced."""
@@ -123,7 +128,7 @@ class FsTools:
                 raise WorkspaceError(f"old_string does not occur in {path}.{_line_end_hint(content, old_string)}")
             if count > 1 and not replace_all:
                 raise WorkspaceError(f"old_string occurs {count} times in {path}: add lines around it, or set replace_all.")
-            self.fs.write(target, content.replace(old_string, new_string).encode("utf-8", "surrogateescape"))
+            self._write(ctx, target, content.replace(old_string, new_string).encode("utf-8", "surrogateescape"))
         return f"Replaced {count} {'occurrence' if count == 1 else 'occurrences'} in {path}."
 
     def list_dir(self, path: Directory = ".") -> str:
@@ -196,6 +201,12 @@ class FsTools:
         if entry.size_bytes > MAX_READ_BYTES:
             raise WorkspaceError(f"{path} has {entry.size_bytes} bytes; files over {MAX_READ_BYTES} bytes are not read.")
         return self.fs.read(path)
+
+    def _write(self, ctx: ToolContext, target: str, data: bytes) -> None:
+        if self.checkpoints is None:
+            self.fs.write(target, data)
+        else:
+            self.checkpoints.write(ctx, target, data)
 
     def _writable(self, path: str) -> str:
         target = self.fs.resolve(path)
@@ -273,6 +284,7 @@ def create_fs_tools(
     ignore: Iterable[str] = (".git", "node_modules"),
     protect: Iterable[str] = (),
     needs_approval: Mapping[str, NeedsApproval] | None = None,
+    checkpoints: WorkspaceCheckpoints | None = None,
 ) -> list[Tool[..., Any]]:
     """The file tools over a workspace.
 
@@ -286,12 +298,13 @@ def create_fs_tools(
         ignore: Names of files and directories that `glob` and `grep` pass over.
         protect: Patterns of paths that are never written, such as `["config", "**/.env"]`; a directory covers what is in it.
         needs_approval: Per tool name, `True` or a function of the arguments. None asks by default.
+        checkpoints: Remembers files before they are changed, so that turns can be undone.
 
     Raises:
         ConfigurationError: `LOUSHO_CONFIG_INVALID` for a limit below 1, a bad pattern or an unknown tool name.
     """
     limits = FsLimits(max_read_lines, max_output_chars, max_results, max_files_scanned)
-    tools = FsTools(fs, limits, frozenset(ignore), _patterns(protect))
+    tools = FsTools(fs, limits, frozenset(ignore), _patterns(protect), checkpoints)
     names = _READERS if read_only else ("read_file", *_WRITERS, *_READERS[1:])
     asks = dict(needs_approval or {})
     for name in asks:
