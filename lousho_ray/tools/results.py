@@ -164,7 +164,7 @@ def _parts(value: Any) -> Any:
     if isinstance(value, type):
         return None
     if isinstance(value, BaseModel):
-        return value.model_dump(by_alias=True, warnings=False)
+        return _dumped(value)
     if dataclasses.is_dataclass(value):
         return {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
@@ -176,6 +176,13 @@ def _parts(value: Any) -> Any:
             return _called(value, method)
     attributes = getattr(type(value), "__attrs_attrs__", None)
     return None if attributes is None else {item.name: getattr(value, item.name) for item in attributes}
+
+
+def _dumped(model: BaseModel) -> dict[str, Any]:
+    try:
+        return model.model_dump(mode="json", by_alias=True, warnings=False)
+    except ValueError:  # a field with no JSON form: the others keep theirs
+        return model.model_dump(by_alias=True, warnings=False)
 
 
 def _called(value: Any, method: str) -> Any:

@@ -190,7 +190,7 @@ class JsonSchemaInput:
             if repaired is None or self._errors(repaired):
                 raise InvalidArguments([issue for error in errors for issue in _schema_issues(error)][:_MAX_ISSUES])
             data = repaired
-        return ParsedArguments(data, data)
+        return ParsedArguments(data, json.loads(json.dumps(data)))
 
     def _errors(self, data: dict[str, Any]) -> list[Any]:
         if self._validator is None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from types import FrameType
 from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
 
-from lousho_ray.errors import ToolArgumentsValidationError, suggest
+from lousho_ray.errors import ToolArgumentsValidationError, message_of, suggest
 from lousho_ray.ports import ToolContext, ToolDefinition
 from lousho_ray.tools.attributes import Effect, NeedsApproval, ToolAnnotations, check_name, check_options, invalid
 from lousho_ray.tools.schema import (
@@ -125,13 +125,17 @@ class Tool(Generic[P, R]):
         return self._validated(lambda: cast("dict[str, Any]", clean(dict(arguments))))
 
     def _validated(self, read: Callable[[], dict[str, Any]]) -> ParsedArguments:
+        cause: Exception | None = None
         try:
             return self.input.validate(read())
-        except InvalidArguments as invalid:
-            count = len(invalid.issues)
-            listed = "; ".join(f"{issue['path'] or 'arguments'}: {issue['message']}" for issue in invalid.issues)
-            message = f"The arguments of tool {self.name!r} are invalid ({count} {'issue' if count == 1 else 'issues'}): {listed}"
-            raise ToolArgumentsValidationError(message, tool_name=self.name, issues=invalid.issues) from None
+        except InvalidArguments as refused:
+            issues = refused.issues
+        except Exception as error:  # of a validator the tool's author wrote
+            issues, cause = [{"path": "", "message": f"validation failed: {type(error).__name__}: {message_of(error)}"}], error
+        listed = "; ".join(f"{issue['path'] or 'arguments'}: {issue['message']}" for issue in issues)
+        count = f"{len(issues)} {'issue' if len(issues) == 1 else 'issues'}"
+        message = f"The arguments of tool {self.name!r} are invalid ({count}): {listed}"
+        raise ToolArgumentsValidationError(message, tool_name=self.name, issues=issues) from cause
 
     def call_arguments(self, value: Any, ctx: ToolContext | None) -> tuple[list[Any], dict[str, Any]]:
         """The positional and keyword arguments with which the function is called for a validated `value`."""

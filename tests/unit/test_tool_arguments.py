@@ -148,6 +148,27 @@ def test_nul_bytes_pass_intact() -> None:  # S10
     assert order.parse(r'{"sku": "a\u0000b"}').value["sku"] == "a\0b"
 
 
+def test_broken_validator_of_the_author_is_an_issue_and_no_crash() -> None:
+    class Broken(BaseModel):
+        n: int
+
+        @field_validator("n")
+        @classmethod
+        def check(cls, n: int) -> int:
+            raise KeyError("table")
+
+    found = issues(plain_tool(Broken), '{"n": 1}')
+    assert found == [{"path": "", "message": "validation failed: KeyError: 'table'"}]
+
+
+def test_changing_the_arguments_does_not_change_what_events_hold() -> None:
+    for made in (plain_tool({}), plain_tool(dict[str, Any]), order):
+        parsed = made.parse('{"sku": "a", "orders": [{"sku": "b"}]}')
+        before = repr(parsed.plain)
+        parsed.value["orders"].append("changed")
+        assert repr(parsed.plain) == before
+
+
 def test_plain_arguments_are_validated_again() -> None:  # HOOK-08
     assert order.parse_plain({"sku": "a", "amount": "4"}).value["amount"] == 4
     with pytest.raises(ToolArgumentsValidationError, match="amount"):

@@ -16,7 +16,7 @@ from uuid import UUID
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_serializer
 
 from lousho_ray.errors import ConfigurationError, ToolArgumentsValidationError, ToolExecutionError
 from lousho_ray.messages import ImagePart
@@ -112,7 +112,7 @@ class Broken:
         ({}.values(), []),
         (Pair(1, 2), {"left": 1, "right": 2}),
         (OrderedDict(a=1), {"a": 1}),
-        (Model(), {"when": "2026-01-02T00:00:00+00:00", "rate": None, "innerData": {}}),
+        (Model(), {"when": "2026-01-02T00:00:00Z", "rate": None, "innerData": {}}),
         (Row(1, {"b", "a"}), {"id": 1, "tags": ["a", "b"]}),
         (ValueError("no"), {"error": "ValueError", "message": "no"}),
         (Table(), [{"a": 1}]),
@@ -160,6 +160,22 @@ def test_self_reference_and_deep_nesting_end() -> None:  # T08
     for _ in range(10_000):
         deep = [deep]
     assert encode_result(deep).text.startswith("[[[")
+
+
+def test_model_keeps_its_json_serialisers_and_loses_only_what_has_no_json_form() -> None:  # RUN-D8
+    class Mixed(BaseModel):
+        model_config = ConfigDict(arbitrary_types_allowed=True)
+        token: SecretStr = SecretStr("hunter2")
+        odd: Any = None
+
+        @field_serializer("token", when_used="json")
+        def masked(self, token: SecretStr) -> str:
+            return "masked"
+
+    assert encode_result(Mixed()).safe == {"token": "masked", "odd": None}
+    encoded = encode_result(Mixed(odd=Opaque()))
+    assert "hunter2" not in encoded.text + str(encoded.safe)
+    assert json.loads(encoded.text)["odd"] is None
 
 
 def test_lone_surrogates_are_replaced_everywhere() -> None:  # W22
