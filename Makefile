@@ -7,6 +7,10 @@ PIP ?= $(BIN)/python -m pip
 # Options of examples/research.py (make demo), of pytest (make test, check, slow).
 ARGS ?=
 
+# What makes each benchmark small.
+SMALL_limiter := --seconds 1 --callers 1,100
+SMALL_stores := --sessions 50 --turns 5
+
 RUN_TIME := $(VENV)/.installed
 DEVELOPMENT := $(VENV)/.installed-dev
 
@@ -39,8 +43,7 @@ slow: $(DEVELOPMENT)
 	$(BIN)/python -m pytest -m slow $(or $(ARGS),tests)
 
 bench: $(RUN_TIME)
-	$(BIN)/python benchmarks/limiter.py --seconds 1 --callers 1,100
-	$(BIN)/python benchmarks/stores.py --sessions 50 --turns 5
+	set -e; $(foreach file,$(wildcard benchmarks/*.py),$(BIN)/python $(file) $(SMALL_$(basename $(notdir $(file))));)
 
 clean:
 	rm -rf build dist *.egg-info report.md
