@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from lousho_ray.errors import ConfigurationError, ToolExecutionError
-from lousho_ray.tools.net import DEFAULT_PORTS, Host, HostRules, IPAddress, Resolver, resolve, system_resolver
+from lousho_ray.tools.net import DEFAULT_PORTS, Host, HostRules, IPAddress, RefusedHostError, Resolver, resolve, system_resolver
 
 if TYPE_CHECKING:
     import ssl
@@ -119,15 +119,20 @@ class Fetcher:
     async def _follow(self, request: Request) -> Response:
         import httpx2
 
-        url = httpx2.URL(request.url)
-        for _ in range(int(self.limits.max_redirects) + 1):
-            response = await self._hop(request, url)
+        start, url = request.url, httpx2.URL(request.url)
+        for number in range(int(self.limits.max_redirects) + 1):
+            try:
+                response = await self._hop(request, url)
+            except RefusedHostError as error:
+                if number == 0:
+                    raise
+                raise ToolExecutionError(f"{_host_of(start)} redirected to where it may not: {error.detail}") from error
             location = response.headers.get("location")
             if response.status not in REDIRECTS or location is None:
                 return response
             target = url.join(location)
             request, url = _redirected(request, response.status, url, target), target
-        raise ToolExecutionError(f"{_host_of(request.url)} redirected more than {int(self.limits.max_redirects)} times.")
+        raise ToolExecutionError(f"{_host_of(start)} redirected more than {int(self.limits.max_redirects)} times.")
 
     async def _hop(self, request: Request, url: httpx2.URL) -> Response:
         import httpx2

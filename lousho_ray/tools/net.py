@@ -37,6 +37,8 @@ _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 class RefusedHostError(ToolExecutionError):
     """A destination that a tool may not reach. The message names the host."""
 
+    without_effect = True
+
 
 @dataclass(frozen=True, slots=True)
 class Host:

@@ -276,7 +276,7 @@ def error_result(tool: Any, error: BaseException | ToolErrorKind, message: str |
 
     Args:
         tool: The tool, or its name. A failure while a tool ran that is neither read-only nor idempotent says that the call may
-            have taken effect.
+            have taken effect, unless the error says otherwise (`without_effect`).
         error: What was raised (its `tool_error_kind` attribute picks the kind), or a kind.
         message: Replaces the exception's own text. Cut at 2,000 characters.
         extras: `note`, `reason`, `issues` and the like; `None` is left out.
@@ -286,12 +286,17 @@ def error_result(tool: Any, error: BaseException | ToolErrorKind, message: str |
     shown = ERROR_NAMES[kind] if isinstance(error, str) or kind not in {"execution", "mcp"} else _name_of(error)
     if isinstance(error, ToolArgumentsValidationError):
         extras.setdefault("issues", error.issues)
-    if kind == "execution" and not isinstance(tool, str) and not tool.read_only and tool.effect != "idempotent":
+    if kind == "execution" and not isinstance(tool, str) and _may_have_happened(tool, error):
         extras.setdefault("hint", MAY_HAVE_HAPPENED)
     text = message if message is not None else shown if isinstance(error, str) else message_of(error)
     payload = {"error": shown, "toolName": name, "message": _cut(text), "kind": kind}
     payload.update({key: encode_result(extra).safe for key, extra in extras.items() if extra is not None})
     return ErrorResult(to_json(payload), payload)
+
+
+def _may_have_happened(tool: Any, error: object) -> bool:
+    """An error may say with an attribute `without_effect` that the tool stopped before it did anything."""
+    return not (tool.read_only or tool.effect == "idempotent" or getattr(error, "without_effect", False))
 
 
 def kind_of(error: BaseException) -> ToolErrorKind:

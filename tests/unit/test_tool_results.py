@@ -22,6 +22,7 @@ from lousho_ray.errors import ConfigurationError, ToolArgumentsValidationError, 
 from lousho_ray.messages import ImagePart
 from lousho_ray.tools import define_tool, tool_error_result
 from lousho_ray.tools.results import cap_result, encode_result, error_result, to_json
+from lousho_ray.tools.workspace import WorkspaceError
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(100)
 Pair = namedtuple("Pair", "left right")
@@ -315,4 +316,5 @@ def test_failed_call_that_may_have_had_an_effect_says_so(options: dict[str, Any]
     made = define_tool(name="pay", description="Pays.", execute=lambda: None, **options)
     assert ("may have taken effect" in error_result(made, ValueError("502")).text) is warned
     assert "hint" not in error_result(made, "denied", "no").payload
+    assert "hint" not in error_result(made, WorkspaceError("refused before anything was done")).payload
     assert "hint" not in error_result(made, ToolArgumentsValidationError("bad")).payload

@@ -16,6 +16,8 @@ _DRIVE = re.compile(r"[A-Za-z]:")
 class WorkspaceError(ToolExecutionError):
     """A file operation that is refused or failed. Messages show paths of the workspace, never of the machine."""
 
+    without_effect = True
+
 
 def normalize_workspace_path(path: str) -> str:
     """A path relative to the workspace's root, with `/` between its parts and without `.` and `..`; the root is `.`.
