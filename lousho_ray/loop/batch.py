@@ -12,8 +12,8 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from lousho_ray.cancellation import AbortReason
-from lousho_ray.errors import PropagatingToolError, ToolArgumentsValidationError
+from lousho_ray.cancellation import Aborted, AbortReason
+from lousho_ray.errors import PropagatingToolError, ToolArgumentsValidationError, ToolExecutionError
 from lousho_ray.events import ErrorInfo, ToolDone, ToolError, ToolPartial, ToolStart
 from lousho_ray.loop.gate import Answer, Refuse, Run, hook_context, parse_call, pass_gate
 from lousho_ray.loop.hooks import PostToolOutcome
@@ -42,6 +42,7 @@ class ToolBatch:
         self._slots = asyncio.Semaphore(deps.tool_concurrency) if deps.tool_concurrency is not None else None
         self._fatal: dict[int, BaseException] = {}
         self._started: dict[int, float] = {}
+        self._cancelled = False
 
     async def run(self) -> None:
         """Runs the batch.
@@ -105,7 +106,12 @@ class ToolBatch:
         self._deps.emitter.emit(ToolStart, tool_call_id=call.id, tool_name=call.name, args=args)
         ctx = self._context(call)
         try:
-            verdict = await pass_gate(call, parsed, ctx, self._state, self._deps)
+            verdict = await self._deps.abort.guard(pass_gate(call, parsed, ctx, self._state, self._deps))
+            self._deps.abort.raise_if_aborted()
+        except Aborted as aborted:
+            text = f"The call was cancelled before it ran: {aborted.reason.message}"
+            self._refuse(index, call, error_result(call.name, "not-run", text), started)
+            return False
         except Exception as error:
             self._fatal[index] = error
             self._refuse(index, call, error_result(call.name, error), started)
@@ -147,6 +153,21 @@ class ToolBatch:
 
     async def _execute(self, index: int, call: ToolCall, run: Run, ctx: ToolContext, started: float) -> None:
         """The task of one call. Nothing but a fatal error leaves it, and that through `self._fatal`."""
+        try:
+            await self._call(index, call, run, ctx, started)
+        except asyncio.CancelledError:
+            if not self._cancelled:
+                self._refuse(index, call, error_result(run.tool, ToolExecutionError("The tool cancelled its own task.")), started)
+                return
+            reason = self._deps.abort.reason or AbortReason.of("The run was stopped.")
+            why = reason.message.rstrip(".")
+            text = f"The call was stopped while it ran: {why}. What it had done by then may have taken effect."
+            self._refuse(index, call, error_result(call.name, "not-run", text), started)
+        finally:
+            self._free_slot()
+
+    async def _call(self, index: int, call: ToolCall, run: Run, ctx: ToolContext, started: float) -> None:
+        """Runs the tool and its post-hooks."""
 
         def partial(output: Any, number: int) -> None:
             if not self._deps.abort.aborted:
@@ -154,11 +175,6 @@ class ToolBatch:
 
         try:
             value = await call_tool(run.tool, run.arguments.value, ctx, partial if self._deps.emitter.on else None)
-        except asyncio.CancelledError:
-            reason = self._deps.abort.reason or AbortReason.of("The run was stopped.")
-            why = reason.message.rstrip(".")
-            text = f"The call was stopped while it ran: {why}. What it had done by then may have taken effect."
-            self._refuse(index, call, error_result(call.name, "not-run", text), started)
         except PropagatingToolError as error:
             self._fatal[index] = error
             self._refuse(index, call, error_result(call.name, error), started)
@@ -166,8 +182,6 @@ class ToolBatch:
             await self._after(index, call, run, PostToolOutcome(error=error_result(run.tool, error).payload), started, error)
         else:
             await self._after(index, call, run, PostToolOutcome(result=value), started, None)
-        finally:
-            self._free_slot()
 
     async def _after(
         self, index: int, call: ToolCall, run: Run, outcome: PostToolOutcome, started: float, error: Exception | None
@@ -224,6 +238,7 @@ class ToolBatch:
             self._recorded += 1
 
     def _cancel_running(self) -> None:
+        self._cancelled = True
         for task in self._tasks:
             task.cancel()
 

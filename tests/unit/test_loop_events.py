@@ -18,13 +18,11 @@ from lousho_ray.providers.retry import with_retry
 from lousho_ray.testing.clock import FakeClock
 from lousho_ray.testing.mock_model import mock_model
 from lousho_ray.tools.tool import define_tool
-from lousho_ray.usage import ProviderUsage
 from tests.unit.loop_support import (
     Gate,
     PolicyProvider,
     ScriptedStream,
     agent_of,
-    asks,
     calls,
     check_events,
     collect,
@@ -181,8 +179,7 @@ async def test_a_subagent_reports_inside_its_task_call_without_a_start_and_end_o
 async def test_a_retried_call_closes_its_reasoning_before_the_retry_is_reported() -> None:
     # EVT-28, EVT-29
     clock = FakeClock()
-    failed = [ReasoningChunk("Hm"), ConnectionError("gone")]
-    provider = ScriptedStream(failed, [*think("Aha"), *say("Yes")])  # type: ignore[list-item]
+    provider = ScriptedStream([ReasoningChunk("Hm"), ConnectionError("gone")], [*think("Aha"), *say("Yes")])
     run = create_agent(provider=with_retry(provider, max_retries=1, clock=clock)).stream("Hi")
     await provider.reached(0, 1).wait()
     while not clock.waiting:
@@ -432,13 +429,13 @@ async def test_thousands_of_events_are_kept_for_a_consumer_that_waits_for_the_re
     # EVT-06
     provider = ScriptedStream([*[TextChunk("x") for _ in range(9_000)], FinishChunk("stop")])
     run = create_agent(provider=provider).stream("Hi")
-    seen = 0
+    seen: list[Event] = []
     async for event in run:
-        if seen == 0:
+        if not seen:
             assert len((await run.result).text) == 9_000
-        seen += 1
-    assert seen == 9_000 + 5
-    assert isinstance(event, RunDone)
+        seen.append(event)
+    assert len(seen) == 9_000 + 5
+    check_events(seen)
 
 
 async def test_the_writer_waits_for_a_reader_that_is_far_behind_and_loses_nothing() -> None:
