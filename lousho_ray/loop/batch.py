@@ -14,11 +14,11 @@ from typing import Any
 
 from lousho_ray.cancellation import Aborted, AbortReason
 from lousho_ray.errors import PropagatingToolError, ToolArgumentsValidationError, ToolExecutionError
-from lousho_ray.events import ErrorInfo, ToolDone, ToolError, ToolPartial, ToolStart
+from lousho_ray.events import ErrorInfo, ToolDone, ToolError, ToolPartial, ToolResume, ToolStart
 from lousho_ray.loop.gate import Answer, Refuse, Run, hook_context, parse_call, pass_gate
 from lousho_ray.loop.hooks import PostToolOutcome
 from lousho_ray.loop.result import ToolCallRecord
-from lousho_ray.loop.state import RunDeps, RunState
+from lousho_ray.loop.state import Ask, RunDeps, RunState
 from lousho_ray.messages import Message, ToolCall, tool_result
 from lousho_ray.ports import ToolContext
 from lousho_ray.tools.execute import call_tool
@@ -42,10 +42,11 @@ class ToolBatch:
         self._slots = asyncio.Semaphore(deps.tool_concurrency) if deps.tool_concurrency is not None else None
         self._fatal: dict[int, BaseException] = {}
         self._started: dict[int, float] = {}
+        self._ask: Ask | None = None
         self._cancelled = False
 
-    async def run(self) -> None:
-        """Runs the batch.
+    async def run(self) -> Ask | None:
+        """Runs the batch; returns the call that needs a person, if one does: it and the calls after it have no results then.
 
         Raises:
             BaseException: What a `PropagatingToolError` or a raising hook brought, the first in call order, once every running
@@ -64,12 +65,15 @@ class ToolBatch:
             await self._wait()
         finally:
             forget()
+            if self._deps.abort.aborted or self._fatal:
+                self._ask = None
             await self._settle_rest()
         if self._fatal:
             first, *others = (self._fatal[index] for index in sorted(self._fatal))
             for other in others:
                 first.add_note(f"Another call of the same turn failed too: {type(other).__name__}: {other}")
             raise first
+        return self._ask
 
     async def _wait(self) -> None:
         """Waits for the running calls. After an abort those that ignore it are waited for at most `abort_grace_ms`."""
@@ -95,19 +99,26 @@ class ToolBatch:
 
     async def _start(self, index: int, call: ToolCall) -> bool:
         """Takes one call through its gate and starts it. False when no further call may start."""
+        if (earlier := self._state.settled.get(call.id)) is not None:
+            self._record(index, earlier)
+            return True
         if self._slots is not None:
             await self._wait_for_slot()
         if self._stopped:
             return False
         started = self._deps.clock.now()
         parsed = parse_call(call, self._deps.tools)
-        self._state.tool_calls.append(ToolCallRecord(call.id, call.name, _record_args(call, parsed)))
+        if all(record.id != call.id for record in self._state.tool_calls):
+            self._state.tool_calls.append(ToolCallRecord(call.id, call.name, _record_args(call, parsed)))
         args = parsed.plain if isinstance(parsed, ParsedArguments) else _plain_args(call)
-        self._deps.emitter.emit(ToolStart, tool_call_id=call.id, tool_name=call.name, args=args)
+        start = ToolResume if call.id in self._deps.decisions else ToolStart
+        self._deps.emitter.emit(start, tool_call_id=call.id, tool_name=call.name, args=args)
         ctx = self._context(call)
         try:
             verdict = await self._deps.abort.guard(pass_gate(call, parsed, ctx, self._state, self._deps))
             self._deps.abort.raise_if_aborted()
+            if isinstance(verdict, Run) and verdict.tool.effect == "once":
+                await self._begin(call)
         except Aborted as aborted:
             text = f"The call was cancelled before it ran: {aborted.reason.message}"
             self._refuse(index, call, error_result(call.name, "not-run", text), started)
@@ -127,8 +138,26 @@ class ToolBatch:
                 self._refuse(index, call, refusal, started)
             case Answer(value=value, hook=hook):
                 self._finish(index, call, value, started, replaced_by=hook)
+            case Ask():
+                self._ask = verdict
         self._free_slot()
-        return True
+        await self._checkpoint(index)
+        return self._ask is None
+
+    async def _begin(self, call: ToolCall) -> None:
+        """Writes down that a call with a once-only effect starts, before it does."""
+        self._state.begun.add(call.id)
+        if self._deps.recorder is not None:
+            await self._deps.recorder.save(self._state, self._deps.inbox.pending)
+
+    async def _checkpoint(self, index: int) -> None:
+        """Saves the results that are in. A save that fails fails the run, once the running calls have settled."""
+        if self._deps.recorder is None or self._deps.abort.aborted:
+            return
+        try:
+            await self._deps.recorder.save(self._state, self._deps.inbox.pending)
+        except Exception as error:
+            self._fatal.setdefault(index, error)
 
     async def _wait_for_slot(self) -> None:
         """Waits for a free slot; an abort frees one, since it ends the running calls."""
@@ -165,6 +194,7 @@ class ToolBatch:
             self._refuse(index, call, error_result(call.name, "not-run", text), started)
         finally:
             self._free_slot()
+        await self._checkpoint(index)
 
     async def _call(self, index: int, call: ToolCall, run: Run, ctx: ToolContext, started: float) -> None:
         """Runs the tool and its post-hooks."""
@@ -214,7 +244,15 @@ class ToolBatch:
             replaced_by_hook=replaced_by,
         )
         text = cap_result(encoded.text, self._deps.max_tool_result_chars)
-        self._record(index, tool_result(call, text, metadata={"replacedByHook": replaced_by} if replaced_by else None))
+        self._record(index, tool_result(call, text, metadata=self._marks(call, replaced_by)))
+
+    def _marks(self, call: ToolCall, replaced_by: str | None) -> dict[str, Any] | None:
+        """What the tool message remembers: the hook that supplied its result, and the approval it ran under."""
+        marks: dict[str, Any] = {"replacedByHook": replaced_by} if replaced_by else {}
+        decision = self._deps.decisions.get(call.id)
+        if decision is not None:
+            marks["approval"] = {"approved": True, "by": decision.by, "edited": decision.args is not None}
+        return marks or None
 
     def _refuse(self, index: int, call: ToolCall, error: ErrorResult, started: float) -> None:
         payload = error.payload
@@ -233,8 +271,11 @@ class ToolBatch:
 
     def _record(self, index: int, message: Message) -> None:
         self._results[index] = message
+        if index > self._recorded:
+            self._state.settled[self._calls[index].id] = message
         while self._recorded < len(self._results) and (ready := self._results[self._recorded]) is not None:
             self._state.messages.append(ready)
+            self._state.settled.pop(self._calls[self._recorded].id, None)
             self._recorded += 1
 
     def _cancel_running(self) -> None:
@@ -248,6 +289,8 @@ class ToolBatch:
         running = {task for task in self._tasks if not task.done()}
         if running and self._deps.abort_grace_ms is None:
             await asyncio.wait(running)
+        if self._ask is not None:
+            return  # A pause: the call that asks, and those behind it, run after the decision.
         for index, call in enumerate(self._calls):
             if self._results[index] is not None:
                 continue

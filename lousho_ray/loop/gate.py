@@ -6,13 +6,14 @@ Order per call: known tool, arguments, call cap, `pre_tool_call` hooks, the tool
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from lousho_ray.errors import ToolArgumentsValidationError
 from lousho_ray.loop.hooks import ToolHookContext
-from lousho_ray.loop.state import RunDeps, RunState
+from lousho_ray.loop.state import Ask, Decision, RunDeps, RunState
 from lousho_ray.messages import ToolCall
 from lousho_ray.ports import Approval, ToolContext
 from lousho_ray.tools.registry import AnyTool, find_tool, not_found
@@ -44,7 +45,7 @@ class Answer:
     hook: str
 
 
-Verdict: TypeAlias = Run | Refuse | Answer
+Verdict: TypeAlias = Run | Refuse | Answer | Ask
 
 
 async def pass_gate(
@@ -57,6 +58,15 @@ async def pass_gate(
     if isinstance(parsed, ToolArgumentsValidationError):
         return Refuse(error_result(call.name, parsed))
     assert parsed is not None
+    decision = deps.decisions.get(call.id)
+    if decision is not None and decision.args is not None:
+        try:
+            parsed = tool.parse_plain(dict(decision.args))
+        except ToolArgumentsValidationError as error:
+            return Refuse(error_result(call.name, error))
+    if tool.effect == "once" and call.id in state.begun:
+        return Refuse(_outcome_unknown(call))
+    approved = parsed.plain if decision is None else json.loads(canonical(parsed.plain))
     if (cap := tool.max_calls_per_run) is not None and sum(record.name == tool.name for record in state.tool_calls) > cap:
         reason = f"Tool '{tool.name}' may be called {cap} time(s) in one run. Use the results you have."
         return Refuse(_denied(call, reason))
@@ -65,6 +75,8 @@ async def pass_gate(
         if not isinstance(verdict, ParsedArguments):
             return verdict
         parsed = verdict
+    if decision is not None:
+        return _decided(call, tool, parsed, decision, approved)
     return await _ask_tool(call, tool, parsed, ctx, deps)
 
 
@@ -91,6 +103,7 @@ def hook_context(call: ToolCall, args: dict[str, Any], state: RunState, deps: Ru
         tool_name=call.name,
         args=args,
         tool_call=call,
+        resumed_after_approval=call.id in deps.decisions,
     )
 
 
@@ -127,16 +140,65 @@ async def _ask_tool(call: ToolCall, tool: AnyTool, parsed: ParsedArguments, ctx:
         return Refuse(_denied(call, asked))
     if not asked:
         return Run(tool, parsed)
-    pending = {"tool_call_id": call.id, "tool_name": call.name, "args": parsed.plain, "kind": "tool", "agent_name": deps.agent_name}
-    assert deps.approve is not None, "create_agent refuses tools that need approval without approve="
-    decision = deps.approve(pending)
+    ask = _question(call, tool, parsed)
+    if deps.approve is not None:
+        return await _decide_in_code(ask, tool, parsed, deps)
+    if deps.pauses is None:
+        return Refuse(_denied(call, "it needs a person's approval, and nobody can be asked here"))
+    return ask
+
+
+def _question(call: ToolCall, tool: AnyTool, parsed: ParsedArguments) -> Ask:
+    if not tool.metadata.get("question"):
+        return Ask(call, parsed.plain)
+    asked = {"text": parsed.plain.get("question"), "options": parsed.plain.get("options")}
+    asked["allowFreeText"] = parsed.plain.get("allow_free_text", True)
+    return Ask(call, parsed.plain, "question", {key: value for key, value in asked.items() if value is not None})
+
+
+async def _decide_in_code(ask: Ask, tool: AnyTool, parsed: ParsedArguments, deps: RunDeps) -> Verdict:
+    """`approve(call)`: `True` runs the call, a text runs it with that note (or answers the question), `"defer"` pauses."""
+    pending = {"tool_call_id": ask.call.id, "tool_name": ask.call.name, "args": ask.args, "kind": ask.kind}
+    assert deps.approve is not None
+    decision = deps.approve({**pending, "question": ask.question, "agent_name": deps.agent_name})
     if inspect.isawaitable(decision):
         decision = await decision
-    if isinstance(decision, str):
+    if decision == "defer" and deps.pauses is not None:
+        return ask
+    if isinstance(decision, str) and decision != "defer":
         return Run(tool, parsed, Approval(note=decision))
-    return (
-        Run(tool, parsed, Approval()) if decision is True else Refuse(error_result(call.name, "rejected", "The call was rejected."))
-    )
+    return Run(tool, parsed, Approval()) if decision is True else Refuse(_rejected(ask.call, Decision(False)))
+
+
+def _decided(call: ToolCall, tool: AnyTool, parsed: ParsedArguments, decision: Decision, original: Mapping[str, Any]) -> Verdict:
+    """A call that a person decided on: it runs with exactly what was approved."""
+    if decision.expired:
+        return Refuse(_denied(call, "the approval came after it had expired"))
+    if not decision.approved:
+        return Refuse(_rejected(call, decision))
+    if canonical(parsed.plain) != canonical(original):
+        changed = ToolArgumentsValidationError(
+            "The arguments were changed after the call was approved; it was not run.",
+            tool_name=tool.name,
+            issues=[{"path": "", "message": "not the approved arguments"}],
+        )
+        return Refuse(error_result(call.name, changed))
+    return Run(tool, parsed, Approval(note=decision.note, by=decision.by))
+
+
+def _rejected(call: ToolCall, decision: Decision) -> ErrorResult:
+    note = f" {decision.note}" if decision.note else ""
+    return error_result(call.name, "rejected", f"A person rejected this call.{note}", note=decision.note)
+
+
+def canonical(value: Any) -> str:
+    """Arguments as JSON with sorted keys: equal arguments are equal texts."""
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
+
+
+def _outcome_unknown(call: ToolCall) -> ErrorResult:
+    text = "The process ended while this call ran. Whether it took effect is unknown, so it was not run again: check first."
+    return error_result(call.name, "execution", text, outcome="unknown")
 
 
 def _denied(call: ToolCall, reason: str) -> ErrorResult:

@@ -50,6 +50,11 @@ class Inbox:
         return bool(self._waiting)
 
     @property
+    def pending(self) -> tuple[Message, ...]:
+        """The messages that wait, in order: what a checkpoint keeps of them."""
+        return tuple(message for item in self._waiting for message in item.messages)
+
+    @property
     def steered(self) -> bool:
         """Whether a steer came since the last `take()`: calls of the batch that have not started are then skipped."""
         return self._steered

@@ -15,13 +15,24 @@ from typing import Any
 
 from lousho_ray.cancellation import Aborted
 from lousho_ray.errors import BudgetExceededError, LoushoError
-from lousho_ray.events import BudgetExceeded, ErrorEvent, ErrorInfo, EventUsage, RunDone, RunStart, StepDone, StepStart, TextDone
+from lousho_ray.events import (
+    ApprovalRequested,
+    BudgetExceeded,
+    ErrorEvent,
+    ErrorInfo,
+    EventUsage,
+    RunDone,
+    RunStart,
+    StepDone,
+    StepStart,
+    TextDone,
+)
 from lousho_ray.loop.batch import ToolBatch, cancel_calls
 from lousho_ray.loop.hooks import HookContext
 from lousho_ray.loop.model import Reply, Steered, book_usage, build_request, call_model
 from lousho_ray.loop.output import Invalid, OutputContext, Valid
 from lousho_ray.loop.result import BudgetBreach, ExecutionResult
-from lousho_ray.loop.state import CONTINUE, Continue, Finish, Pause, RunDeps, RunState, StepOutcome
+from lousho_ray.loop.state import CONTINUE, Ask, Continue, Finish, Pause, RunDeps, RunState, StepOutcome
 from lousho_ray.messages import ToolCall, unanswered_calls, user
 from lousho_ray.ports import GenerateOptions
 from lousho_ray.providers.failures import to_provider_error
@@ -189,7 +200,11 @@ async def _run_tools(state: RunState, deps: RunDeps, reply: Reply, entry: StepUs
         cancel_calls(reply.tool_calls, state, f"The call was not run: the reply ended with {reply.finish_reason!r}.")
         return _step_done(state, deps, reply.finish_reason, Finish(reply.finish_reason, reply.text), entry)
     state.last_text = reply.text
-    await ToolBatch(reply.tool_calls, state, deps).run()
+    if deps.recorder is not None:
+        await deps.recorder.save(state, deps.inbox.pending)
+    ask = await ToolBatch(reply.tool_calls, state, deps).run()
+    if ask is not None:
+        return await _pause(state, deps, ask, entry)
     if deps.abort.aborted:
         return _step_done(state, deps, "aborted", _aborted(deps), entry)
     return _step_done(state, deps, "tool_calls", CONTINUE, entry)
@@ -199,8 +214,31 @@ async def _finish_open_calls(state: RunState, deps: RunDeps) -> StepOutcome:
     """A transcript that ends in unanswered calls (a resumed turn) has those run first; the model is not asked again for them."""
     calls = unanswered_calls(state.messages)
     if calls:
-        await ToolBatch(calls, state, deps).run()
+        ask = await ToolBatch(calls, state, deps).run()
+        if ask is not None:
+            return await _pause(state, deps, ask)
     return CONTINUE
+
+
+async def _pause(state: RunState, deps: RunDeps, ask: Ask, entry: StepUsage | None = None) -> StepOutcome:
+    """Ends the run at a call that needs a person: the record first, then the checkpoint that names it, then the event."""
+    assert deps.pauses is not None
+    pending = await deps.pauses.open(state, ask, deps.inbox.pending)
+    if deps.recorder is not None:
+        about = {"approvalId": pending["id"], "approvalKind": pending["kind"]}
+        await deps.recorder.save(state, deps.inbox.pending, status="awaiting-approval", **about)
+    deps.emitter.emit(
+        ApprovalRequested,
+        approval_id=pending["id"],
+        tool_call_id=ask.call.id,
+        tool_name=ask.call.name,
+        args=ask.args,
+        kind=None if ask.kind == "tool" else ask.kind,
+        question=ask.question,
+        expires_at=pending.get("expiresAt"),
+    )
+    outcome = Pause(pending)
+    return outcome if entry is None else _step_done(state, deps, "awaiting-approval", outcome, entry)
 
 
 async def _may_step(state: RunState, deps: RunDeps) -> Finish | None:

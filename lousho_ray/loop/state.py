@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 from lousho_ray.cancellation import AbortSignal
 from lousho_ray.clock import SYSTEM_CLOCK, Clock
@@ -14,10 +14,12 @@ from lousho_ray.loop.hooks import HookChain
 from lousho_ray.loop.inbox import Inbox
 from lousho_ray.loop.output import Invalid, OutputContract, Valid
 from lousho_ray.loop.result import BudgetBreach, ExecutionResult, ToolCallRecord
-from lousho_ray.messages import Message
+from lousho_ray.messages import Message, ToolCall
 from lousho_ray.ports import FinishReason, LLMProvider, Reasoning, ToolDefinition
 from lousho_ray.tools.registry import AnyTool
 from lousho_ray.usage import StepUsage, Usage
+
+Status = Literal["in-progress", "awaiting-approval", "finished"]
 
 
 @dataclass(slots=True)
@@ -25,7 +27,8 @@ class RunState:
     """The run as data. `messages` is the one list of the run: hooks and compaction change it in place.
 
     `opened_at` is the index of the first message that this run added (its input). `repair_issues` are those of a final reply that
-    was sent back for its one repair.
+    was sent back for its one repair. `settled` holds results that are in before an earlier call's, by call id; `begun` the ids of
+    calls with a once-only effect that were started.
     """
 
     run_id: str
@@ -39,6 +42,8 @@ class RunState:
     reasoning: list[str] = field(default_factory=list)
     last_text: str = ""
     repair_issues: tuple[Mapping[str, str], ...] = ()
+    settled: dict[str, Message] = field(default_factory=dict)
+    begun: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -74,6 +79,9 @@ class RunDeps:
     call_instructions: str | None = None
     hooks: HookChain = field(default_factory=HookChain)
     approve: Callable[[Mapping[str, Any]], Any] | None = None
+    pauses: Pauses | None = None
+    decisions: Mapping[str, Decision] = field(default_factory=dict)
+    recorder: StateRecorder | None = None
     services: Any = None
     commit: Callable[[ExecutionResult[Any]], Awaitable[None]] | None = None
     clock: Clock = SYSTEM_CLOCK
@@ -81,6 +89,45 @@ class RunDeps:
 
     def __post_init__(self) -> None:
         self.definitions = tuple(tool.definition for tool in self.tools.values())
+
+
+class StateRecorder(Protocol):
+    """Keeps the checkpoint of a run. Saves are chained: the newest state is what is in the store in the end."""
+
+    async def save(
+        self, state: RunState, waiting: tuple[Message, ...] = (), *, status: Status = "in-progress", **extra: Any
+    ) -> None:
+        """Returns once the state, as it is now or newer, is stored. `waiting` is input that has not joined yet."""
+        ...
+
+
+class Pauses(Protocol):
+    """Where a call that needs a person is kept until somebody decides."""
+
+    async def open(self, state: RunState, ask: Ask, waiting: tuple[Message, ...]) -> Mapping[str, Any]:
+        """Saves the pause with all that is needed to go on, and returns the pending record."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a person decided on a paused call. `args` are edited arguments."""
+
+    approved: bool
+    note: str | None = None
+    by: str | None = None
+    args: Mapping[str, Any] | None = None
+    expired: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A call that needs a person. `args` are its validated arguments, after the hooks."""
+
+    call: ToolCall
+    args: Mapping[str, Any]
+    kind: Literal["tool", "question"] = "tool"
+    question: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +148,13 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """The run waits for a person; everything needed to go on is in a store."""
+    """The run waits for a person; everything needed to go on is in a store. `pending` is the record of the pause."""
 
-    approval_id: str
+    pending: Mapping[str, Any]
+
+    @property
+    def approval_id(self) -> str:
+        return str(self.pending["id"])
 
 
 StepOutcome: TypeAlias = Continue | Finish | Pause

@@ -1,0 +1,190 @@
+"""Checkpoints: a run as a record, and the recorder that keeps it in a store while the run goes on.
+
+Saves of one run are chained and each takes the newest state, so an older snapshot can never land after a newer one; saves that are
+asked for while one is being written become one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lousho_ray.loop.result import ToolCallRecord
+from lousho_ray.loop.state import RunState, Status
+from lousho_ray.messages import Message, decode_bytes, encode_bytes
+from lousho_ray.ports import CheckpointStore
+from lousho_ray.usage import ProviderUsage, StepUsage, Usage
+
+
+@dataclass(slots=True)
+class RunFacts:
+    """What a checkpoint says about a run besides its state: who started it, and as whom it goes on."""
+
+    agent_id: str
+    session_id: str | None = None
+    principal: Any = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    fingerprint: Mapping[str, Any] | None = None
+    run_config: Mapping[str, Any] | None = None
+
+
+def freeze(state: RunState) -> dict[str, Any]:
+    """The state of a run as JSON."""
+    data: dict[str, Any] = {
+        "runId": state.run_id,
+        "stepIndex": state.steps,
+        "messages": [_frozen(message) for message in state.messages],
+        "openedAt": state.opened_at,
+        "toolCalls": [{"id": call.id, "name": call.name, "args": encode_bytes(call.args)} for call in state.tool_calls],
+        "toolErrors": state.tool_errors,
+        "usage": state.usage.to_dict(),
+        "stepUsage": [_step_to_json(entry) for entry in state.step_usage],
+    }
+    if state.reasoning:
+        data["reasoning"] = list(state.reasoning)
+    if state.repair_issues:
+        data["repairIssues"] = [dict(issue) for issue in state.repair_issues]
+    if state.settled:
+        data["settled"] = {call_id: _frozen(message) for call_id, message in state.settled.items()}
+    if state.begun:
+        data["begun"] = sorted(state.begun)
+    if state.last_text:
+        data["lastText"] = state.last_text
+    return data
+
+
+def thaw(data: Mapping[str, Any], run_id: str) -> tuple[RunState, list[Message]]:
+    """The state a record holds, and the input that waited behind unanswered calls: it joins after their results.
+
+    Fields that an older version did not write are taken as unset.
+    """
+    messages = [Message.from_dict(message) for message in data["messages"]]
+    waiting = _behind_open_calls(messages)
+    state = RunState(
+        run_id=run_id,
+        messages=messages[: len(messages) - len(waiting)],
+        opened_at=min(data.get("openedAt", len(messages)), len(messages)),
+        steps=data.get("stepIndex", 0),
+        usage=Usage.from_dict(data.get("usage", {})),
+        step_usage=[_step_from_json(entry) for entry in data.get("stepUsage", ())],
+        tool_calls=[ToolCallRecord(call["id"], call["name"], decode_bytes(call.get("args"))) for call in data.get("toolCalls", ())],
+        tool_errors=data.get("toolErrors", 0),
+        reasoning=list(data.get("reasoning", ())),
+        last_text=data.get("lastText", ""),
+        repair_issues=tuple(data.get("repairIssues", ())),
+        settled={call_id: Message.from_dict(message) for call_id, message in data.get("settled", {}).items()},
+        begun=set(data.get("begun", ())),
+    )
+    return state, waiting
+
+
+class Recorder:
+    """Keeps the checkpoint of one run."""
+
+    def __init__(self, store: CheckpointStore, key: str, facts: RunFacts, *, revision: int = 0) -> None:
+        self.key = key
+        self.facts = facts
+        self._store = store
+        self._revision = revision
+        self._lock = asyncio.Lock()
+        self._asked = 0
+        self._saved = 0
+
+    async def save(
+        self, state: RunState, waiting: tuple[Message, ...] = (), *, status: Status = "in-progress", **extra: Any
+    ) -> None:
+        """Saves the run as it stands now; returns once a save that began after this call is in the store.
+
+        `waiting` is input that has not joined yet: it stands at the end of the record's messages.
+        """
+        self._asked += 1
+        wanted = self._asked
+        async with self._lock:
+            if self._saved >= wanted and status == "in-progress" and not extra:
+                return
+            covers = self._asked
+            self._revision += 1
+            await self._store.save({**self._record(state, waiting), "status": status, "revision": self._revision, **extra})
+            self._saved = covers
+
+    async def delete(self) -> None:
+        async with self._lock:
+            await self._store.delete(self.key)
+
+    def _record(self, state: RunState, waiting: tuple[Message, ...]) -> dict[str, Any]:
+        data = freeze(state)
+        data["messages"] += [_frozen(message) for message in waiting]
+        facts = self.facts
+        data |= {"sessionId": self.key, "agentId": facts.agent_id, "metadata": encode_bytes(dict(facts.metadata))}
+        if facts.session_id is not None and facts.session_id != self.key:
+            data["session"] = facts.session_id
+        for key, value in (
+            ("principal", facts.principal),
+            ("agentFingerprint", facts.fingerprint),
+            ("runConfig", facts.run_config),
+        ):
+            if value is not None:
+                data[key] = encode_bytes(value)
+        return data
+
+
+def _behind_open_calls(messages: list[Message]) -> list[Message]:
+    """User messages at the end that stand behind calls without results."""
+    end = len(messages)
+    while end and messages[end - 1].role == "user":
+        end -= 1
+    answered: set[str] = set()
+    for message in reversed(messages[:end]):
+        if message.role == "tool" and message.tool_call_id is not None:
+            answered.add(message.tool_call_id)
+        else:
+            open_calls = [call for call in message.tool_calls if call.id not in answered]
+            return messages[end:] if open_calls else []
+    return []
+
+
+def _frozen(message: Message) -> dict[str, Any]:
+    """A message's JSON form, made once per message."""
+    made: dict[str, Any] | None = message.wire_cache.get("checkpoint")
+    if made is None:
+        made = message.wire_cache["checkpoint"] = message.to_dict()
+    return made
+
+
+def _step_to_json(entry: StepUsage) -> dict[str, Any]:
+    used = entry.usage
+    data = {
+        "step": entry.step,
+        "model": entry.model,
+        "promptTokens": used.prompt_tokens,
+        "completionTokens": used.completion_tokens,
+        "cachedInputTokens": used.cached_input_tokens,
+        "cacheWriteTokens": used.cache_write_tokens,
+        "reasoningTokens": used.reasoning_tokens,
+        "reportedCostUsd": used.cost_usd,
+        "estimated": entry.estimated,
+        "costUsd": entry.cost_usd,
+        "purpose": entry.purpose,
+    }
+    return {key: value for key, value in data.items() if value is not None}
+
+
+def _step_from_json(data: Mapping[str, Any]) -> StepUsage:
+    used = ProviderUsage(
+        data.get("promptTokens", 0),
+        data.get("completionTokens", 0),
+        data.get("cachedInputTokens"),
+        data.get("cacheWriteTokens"),
+        data.get("reasoningTokens"),
+        data.get("reportedCostUsd"),
+    )
+    return StepUsage(
+        data.get("step", 0),
+        data.get("model", "unknown"),
+        used,
+        data.get("estimated", False),
+        data.get("costUsd"),
+        data.get("purpose"),
+    )
