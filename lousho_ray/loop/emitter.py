@@ -64,7 +64,7 @@ class Emitter:
     def subagent(self) -> SubagentInfo | None:
         return self._subagent
 
-    def emit(self, kind: type[Any], **fields: Any) -> None:
+    def emit(self, kind: type[Any], /, **fields: Any) -> None:
         if not self.on or (self._subagent is not None and kind in _OWN_RUN_ONLY):
             return
         self._send(kind(**self._stamp.next(), subagent=self._subagent, **fields))
