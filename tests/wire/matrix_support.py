@@ -6,12 +6,15 @@ so the request after a strange reply is checked by being sent.
 
 from __future__ import annotations
 
+import functools
 import json
+import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import patch
 
 import pytest
 
@@ -25,6 +28,7 @@ from lousho_ray import (
     SqliteStore,
     create_agent,
     define_tool,
+    memory_store,
 )
 from lousho_ray.agent import Agent, Session
 from lousho_ray.errors import LoushoError
@@ -197,13 +201,18 @@ async def play(target: Agent[Any] | Session[Any], text: str, *, streamed: bool, 
     return played
 
 
+_one_tls_context = functools.cache(ssl.create_default_context)
+"""Every client makes a TLS context, which reads all certificates of the machine: most of the time of a short test."""
+
+
 @asynccontextmanager
 async def an_agent(provider: HTTPProvider, tools: Sequence[Any], **options: Any) -> AsyncIterator[Agent[Any]]:
     agent = create_agent(provider=provider, tools=list(tools), runtime="local", **{"retry": QUICK, **options})
-    try:
-        yield agent
-    finally:
-        await agent.close()
+    with patch.object(ssl, "create_default_context", lambda *given, **named: _one_tls_context()):
+        try:
+            yield agent
+        finally:
+            await agent.close()
 
 
 async def check(server: FakeServer, row: Row, mode: Mode, place: Place, tmp_path: Path) -> Played:
@@ -217,14 +226,15 @@ async def check(server: FakeServer, row: Row, mode: Mode, place: Place, tmp_path
         check_turn(server, row, played, box)
         return played
     path = tmp_path / "s.db"
-    async with SqliteStore(path) as store, an_agent(provider_for(row.route, server), box.tools, store=store, **options) as agent:
+    store = memory_store() if place == "session" else SqliteStore(path)
+    async with store, an_agent(provider_for(row.route, server), box.tools, store=store, **options) as agent:
         session = agent.session("s")
         played = await play(session, "first", streamed=mode != "whole")
         check_turn(server, row, played, box)
         if place == "session":
             await check_next_turn(server, row, session, mode)
     if place == "reloaded":
-        async with SqliteStore(path) as store, an_agent(provider_for(row.route, server), box.tools, store=store, **options) as agent:
+        async with SqliteStore(path) as again, an_agent(provider_for(row.route, server), box.tools, store=again) as agent:
             await check_next_turn(server, row, agent.session("s"), mode)
     return played
 
