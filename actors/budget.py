@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from lousho_ray.actors.calling import ACTOR_LOOP, ActorCaller, find_actor
 from lousho_ray.clock import SYSTEM_CLOCK, Clock
-from lousho_ray.errors import AgentExecutionError, LoushoError
+from lousho_ray.errors import AgentExecutionError, message_of
 from lousho_ray.ids import new_id
 from lousho_ray.limits.budget import LedgerCore
 from lousho_ray.limits.limiter import post
@@ -152,8 +152,8 @@ class RemoteLedger:
             try:
                 asks = [ask for ask, _, _ in batch]
                 answers: list[Answer] = await self._call("apply", self._id, self._seq, asks, timeout_s=CALL_TIMEOUT_S)
-            except LoushoError as error:
-                answers = [Answer({}, error.detail)] * len(batch)
+            except Exception as error:
+                answers = [Answer({}, message_of(error))] * len(batch)
             by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Mapping[str, Spend]], Answer]]] = {}
             for (_, loop, future), answer in zip(batch, answers, strict=True):
                 by_loop.setdefault(loop, []).append((future, answer))

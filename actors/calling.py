@@ -61,9 +61,12 @@ def find_actor(name: str, namespace: str | None) -> Any:
 
     Raises:
         ValueError: There is none now.
+        ConnectionError: This process has left its cluster. Asking Ray all the same would start a new one.
     """
     import ray
 
+    if not ray.is_initialized():
+        raise ConnectionError("this process is not connected to a Ray cluster")
     return ray.get_actor(name, namespace=namespace)
 
 

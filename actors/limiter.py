@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lousho_ray.actors.calling import find_actor
-from lousho_ray.actors.limiter_client import LISTEN_S, LimiterClient
+from lousho_ray.actors.limiter_client import LimiterClient
 from lousho_ray.clock import SYSTEM_CLOCK, Clock, TimerHandle
 from lousho_ray.ids import new_id
-from lousho_ray.limits.limiter import Ticket
+from lousho_ray.limits.limiter import Ticket, conflicting_limits
 from lousho_ray.limits.rate import LimiterStats, WindowState
-from lousho_ray.limits.shared import Exchange, Listen, Registered, Registration, Reply, SharedLimits
+from lousho_ray.limits.shared import LEASE_S, Exchange, Listen, Registered, Registration, Reply, SharedLimits
 from lousho_ray.options import RateLimits
 
 ACTOR_OPTIONS: dict[str, Any] = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": 0, "max_concurrency": 10_000}
@@ -30,16 +30,19 @@ class RateLimiterActor:
     Args:
         restarted: Whether an earlier life of this actor was lost; by default Ray is asked.
         clock: Its own monotonic clock decides the windows.
+        lease_s: How long a process may be silent before its slots are given to others, in seconds.
     """
 
-    def __init__(self, restarted: bool | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, restarted: bool | None = None, clock: Clock = SYSTEM_CLOCK, lease_s: float = LEASE_S) -> None:
         self._clock = clock
+        self._listen_s = lease_s / 3
         self._shared = SharedLimits(
             epoch=new_id(),
             now=clock.now(),
             restarted=_was_restarted() if restarted is None else restarted,
             first_arrival=time.time_ns(),
             on_news=self._wake,
+            lease_s=lease_s,
         )
         self._listeners: dict[str, asyncio.Event] = {}
         self._timer: TimerHandle | None = None
@@ -57,19 +60,19 @@ class RateLimiterActor:
         return reply
 
     async def listen(self, message: Listen) -> Reply | None:
-        """Answers when there is something to say, or with `None` after `LISTEN_S`. A process's newer call ends its older one."""
+        """Answers when there is news, or with `None` after a third of the lease. A process's newer call ends its older one."""
         event = asyncio.Event()
         if (older := self._listeners.get(message.process)) is not None:
             older.set()
         self._listeners[message.process] = event
-        timer = self._clock.call_later(LISTEN_S, event.set)
+        timer = self._clock.call_later(self._listen_s, event.set)
         try:
-            if (reply := self._shared.news(message, self._clock.now())) is not None:
+            if (reply := self._shared.listen(message, self._clock.now())) is not None:
                 return reply
             await event.wait()
             if self._listeners.get(message.process) is not event:
                 return None
-            return self._shared.news(message._replace(again=False), self._clock.now())
+            return self._shared.news(message.process)
         finally:
             timer.cancel()
             if self._listeners.get(message.process) is event:
@@ -112,13 +115,22 @@ class LimiterReference:
     limits: RateLimits = field(compare=False)
 
     def connect(self) -> RemoteLink:
-        """This process's link to it. Does not wait: the actor hears of it with the first call, or by `declare`."""
-        with _CLIENTS_LOCK:
-            client = _CLIENTS.get((self.actor, self.namespace))
-            if client is None:
-                client = LimiterClient(functools.partial(find_actor, self.actor, self.namespace))
-                _CLIENTS[self.actor, self.namespace] = client
-        return RemoteLink(client, self)
+        """This process's link to it. Does not wait: the actor hears of it with the first call, or by `declare`.
+
+        Raises:
+            ConfigurationError: `LOUSHO_CONFIG_INVALID`, this process knows it with other limits.
+        """
+        with _REGISTRY_LOCK:
+            link = _LINKS.get(self)
+            if link is None:
+                client = _CLIENTS.get((self.actor, self.namespace))
+                if client is None:
+                    client = LimiterClient(functools.partial(find_actor, self.actor, self.namespace))
+                    _CLIENTS[self.actor, self.namespace] = client
+                link = _LINKS[self] = RemoteLink(client, self)
+            elif link.reference.limits != self.limits:
+                raise conflicting_limits(self.name, link.reference.limits, self.limits)
+            return link
 
 
 class RemoteLink:
@@ -159,7 +171,8 @@ class RemoteLink:
 
 
 _CLIENTS: weakref.WeakValueDictionary[tuple[str, str | None], LimiterClient] = weakref.WeakValueDictionary()
-_CLIENTS_LOCK = threading.Lock()
+_LINKS: weakref.WeakValueDictionary[LimiterReference, RemoteLink] = weakref.WeakValueDictionary()
+_REGISTRY_LOCK = threading.Lock()
 
 
 def _was_restarted() -> bool:

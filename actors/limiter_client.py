@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
-from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+import weakref
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lousho_ray.actors.calling import ACTOR_LOOP, ActorCaller
@@ -23,10 +24,9 @@ from lousho_ray.limits.shared import LEASE_S, Exchange, Listen, Registered, Regi
 if TYPE_CHECKING:
     from lousho_ray.actors.limiter import RemoteLink
 
-LISTEN_S = LEASE_S / 3
-"""How long a `listen` stays open without news; each renews the lease."""
-
 CALL_TIMEOUT_S = 15.0
+LISTEN_TIMEOUT_S = CALL_TIMEOUT_S + LEASE_S / 3
+"""A `listen` stays open for a third of the lease when there are no news."""
 
 RETRY_LATER_S = 5.0
 """After three failed attempts: when to try again to keep the leases of calls in flight, and to give back slots."""
@@ -70,8 +70,9 @@ class LimiterClient:
         self._sending = False
         self._listening = False
         # Touched on the background loop only.
+        self._listen_call: asyncio.Task[Any] | None = None
         self._registering = asyncio.Lock()
-        self._registered: set[str] = set()
+        self._registered: weakref.WeakSet[RemoteLink] = weakref.WeakSet()
         self._epoch: str | None = None
         self._losses = 0
         self._lost = False
@@ -150,8 +151,8 @@ class LimiterClient:
         while (batch := self._take()) is not None:
             try:
                 await self._exchange(batch)
-            except LoushoError as error:
-                self._fail(error)
+            except Exception as error:
+                self._fail(_as_ours(error))
                 with self._lock:
                     self._withdrawals[:0], self._releases[:0] = batch.withdrawals, batch.releases
                     self._sending = False
@@ -193,13 +194,15 @@ class LimiterClient:
                 await self._register(())
                 losses = self._losses
                 message = Listen(self.id, self._epoch or "", self._received, again)
-                reply: Reply | None = await self._call("listen", message, timeout_s=LISTEN_S + CALL_TIMEOUT_S)
-                again = False
+                self._listen_call = self._loop.create_task(self._call("listen", message, timeout_s=LISTEN_TIMEOUT_S))
+                await asyncio.wait([self._listen_call])
+                again = self._listen_call.cancelled()
+                reply: Reply | None = None if again else self._listen_call.result()
                 if reply is not None:
                     self._accept(reply, losses, ())
-            except LoushoError as error:
+            except Exception as error:
                 again = True
-                self._fail(error)
+                self._fail(_as_ours(error))
                 await asyncio.sleep(RETRY_LATER_S)
 
     def _keep_listening(self) -> bool:
@@ -238,53 +241,54 @@ class LimiterClient:
         return True
 
     def _lose(self) -> None:
+        """The actor does not know this process (any more): what it said before is void, and what it knew must be registered."""
         self._losses += 1
         self._lost = True
         self._registered.clear()
+        if self._listen_call is not None:
+            self._listen_call.cancel()
 
-    async def _register(self, links: Iterable[RemoteLink]) -> set[str]:
+    async def _register(self, links: Collection[RemoteLink]) -> set[str]:
         """Makes the actor know these limiters, and after a loss every one that has calls there. Returns the refused names."""
         refused: set[str] = set()
-        wanted = {link.reference.name: link for link in links}
-        if not self._lost and not self._registering.locked() and wanted.keys() <= self._registered:
+        if not self._lost and not self._registering.locked() and all(link in self._registered for link in links):
             return refused
         async with self._registering:
-            while missing := self._missing(wanted, refused):
+            while missing := self._missing(links, refused):
                 answer = await self._send_registrations(missing, WindowState())
-                for name, known in answer.refused.items():
-                    refused.add(name)
-                    self._fail(conflicting_limits(name, known, missing[name].reference.limits), missing[name])
+                for link in missing:
+                    if (known := answer.refused.get(link.reference.name)) is not None:
+                        refused.add(link.reference.name)
+                        self._fail(conflicting_limits(link.reference.name, known, link.reference.limits), link)
         return refused
 
-    def _missing(self, wanted: dict[str, RemoteLink], refused: set[str]) -> dict[str, RemoteLink]:
-        links = dict(wanted)
+    def _missing(self, links: Collection[RemoteLink], refused: set[str]) -> set[RemoteLink]:
+        wanted = set(links)
         if self._lost:
             with self._lock:
-                links |= {link.reference.name: link for link, ticket in self._calls.values() if ticket.arrival}
-        missing = {name: link for name, link in links.items() if name not in self._registered and name not in refused}
+                wanted |= {link for link, ticket in self._calls.values() if ticket.arrival}
+        missing = {link for link in wanted if link not in self._registered and link.reference.name not in refused}
         self._lost = self._lost and bool(missing)
         return missing
 
-    async def _send_registrations(self, links: dict[str, RemoteLink], windows: WindowState) -> Registered:
+    async def _send_registrations(self, links: Collection[RemoteLink], windows: WindowState) -> Registered:
         with self._lock:
-            calls = [(link, ticket) for link, ticket in self._calls.values() if ticket.arrival and link.reference.name in links]
-        registrations = [
-            _registration(link, [ticket for owner, ticket in calls if owner is link], windows) for link in links.values()
-        ]
+            calls = [(link, ticket) for link, ticket in self._calls.values() if ticket.arrival and link in links]
+        registrations = [_registration(link, [ticket for owner, ticket in calls if owner is link], windows) for link in links]
         answer: Registered = await self._call("register", self.id, self._received, registrations, timeout_s=CALL_TIMEOUT_S)
         if answer.epoch != self._epoch:
             if self._epoch is not None:
                 self._lose()
             self._epoch = answer.epoch
-        for name, link in links.items():
-            if name not in answer.refused:
+        for link in links:
+            if link.reference.name not in answer.refused:
                 link.epoch = answer.epoch
-                self._registered.add(name)
+                self._registered.add(link)
         return answer
 
     async def _declare(self, link: RemoteLink, windows: WindowState) -> None:
         async with self._registering:
-            answer = await self._send_registrations({link.reference.name: link}, windows)
+            answer = await self._send_registrations([link], windows)
         if link.reference.name in answer.refused:
             raise conflicting_limits(link.reference.name, answer.refused[link.reference.name], link.reference.limits)
         with self._lock:
@@ -298,7 +302,7 @@ class LimiterClient:
             stats: LimiterStats | None = await self._call("stats", link.reference.name, timeout_s=CALL_TIMEOUT_S)
             if stats is not None:
                 return stats
-            self._registered.discard(link.reference.name)
+            self._registered.discard(link)
         raise AgentExecutionError(f"The rate limiter {link.reference.name!r} is forgotten as soon as it is registered.")
 
     def _fail(self, error: LoushoError, link: RemoteLink | None = None) -> None:
@@ -336,3 +340,8 @@ def _registration(link: RemoteLink, tickets: Collection[Ticket], windows: Window
 def _refuse(ticket: Ticket, error: LoushoError) -> None:
     if not ticket.future.done():
         ticket.future.set_exception(error)
+
+
+def _as_ours(error: Exception) -> LoushoError:
+    """A failure of the conversation itself ends the waiting calls too, instead of leaving them in line for ever."""
+    return error if isinstance(error, LoushoError) else AgentExecutionError(f"The rate limiter failed: {error!r}")

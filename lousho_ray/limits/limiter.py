@@ -357,6 +357,8 @@ def restore(reference: Reference, enabled: bool = True, link: Link | None = None
             limiter = RateLimiter(reference.limits, link or reference.connect(), name=reference.name)
             limiter.enabled = enabled
             _SHARED[reference] = limiter
+        elif limiter.limits != reference.limits:
+            raise conflicting_limits(reference.name, limiter.limits, reference.limits)
         return limiter
 
 

@@ -1,0 +1,128 @@
+"""One suite for every form of a ledger: in this process, and in an actor (here on this process's background loop)."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import random
+import threading
+from decimal import Decimal
+
+import pytest
+
+from lousho_ray.actors.budget import BudgetActor, RemoteLedger
+from lousho_ray.errors import AgentExecutionError
+from lousho_ray.limits.budget import LocalLedger
+from lousho_ray.ports import Ledger
+from lousho_ray.usage import Spend
+from tests.contract.in_process import InProcessHandle
+
+
+@pytest.fixture(params=["local", "actor", "actor-over-a-bad-network"])
+def ledger(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ledger:
+    monkeypatch.setattr("lousho_ray.actors.calling.RETRY_DELAYS_S", (0.001,) * 30)
+    chance = random.Random(3)
+    if request.param == "local":
+        return LocalLedger()
+    lose = (lambda: chance.random() < 0.3) if "bad" in request.param else (lambda: False)
+    handle = InProcessHandle(BudgetActor(), lose)
+    return RemoteLedger(lambda: handle)
+
+
+async def test_a_tree_adds_up_while_its_runs_report_at_once(ledger: Ledger) -> None:
+    # BUD-17, BUD-22, BUD-31, BUD-32
+    await ledger.open("lead")
+    await asyncio.gather(*[ledger.open(f"child-{n}", "lead") for n in range(8)])
+    await ledger.open("grandchild", "child-0")
+    spend = Spend(3, 1, Decimal("0.0001"), 1)
+    calls = [ledger.report(f"child-{n}", str(call), spend) for n in range(8) for call in range(25)]
+    totals = await asyncio.gather(*calls, ledger.report("grandchild", "0", spend))
+    assert list(totals[-1]) == ["grandchild", "child-0", "lead"]
+    assert max(total["lead"].calls for total in totals) == 201
+    assert await ledger.totals("child-0") == {
+        "child-0": Spend(78, 26, Decimal("0.0026"), 26),
+        "lead": Spend(603, 201, Decimal("0.0201"), 201),
+    }
+
+
+async def test_an_answer_holds_the_callers_own_report(ledger: Ledger) -> None:
+    # BUD-32
+    await ledger.open("run")
+    for number in range(1, 20):
+        assert (await ledger.report("run", str(number), Spend(1)))["run"].input_tokens == number
+
+
+async def test_a_repeated_report_counts_once(ledger: Ledger) -> None:
+    # BUD-32
+    await ledger.open("run")
+    for _ in range(3):
+        totals = await ledger.report("run", "step-1", Spend(5))
+    assert totals["run"].input_tokens == 5
+
+
+async def test_opening_and_closing_may_be_repeated(ledger: Ledger) -> None:
+    await ledger.open("lead")
+    for _ in range(2):
+        await ledger.open("child", "lead")
+    await ledger.report("child", "1", Spend(5))
+    for _ in range(2):
+        await ledger.close("child")
+    assert (await ledger.totals("lead"))["lead"].input_tokens == 5
+    await ledger.close("lead")
+
+
+async def test_an_unknown_run_is_an_error_and_hurts_no_other(ledger: Ledger) -> None:
+    # BUD-33
+    await ledger.open("run")
+    results = await asyncio.gather(
+        ledger.report("run", "1", Spend(1)), ledger.report("lost", "1", Spend(1)), ledger.totals("run"), return_exceptions=True
+    )
+    assert isinstance(results[1], AgentExecutionError)
+    assert results[1].code == "LOUSHO_AGENT_EXECUTION_FAILED"
+    assert "'lost'" in str(results[1])
+    assert results[0] == results[2] == {"run": Spend(1)}
+
+
+async def test_a_report_nobody_waits_for_counts(ledger: Ledger) -> None:
+    # BUD-16, BUD-33: a run that is aborted while it reports has spent all the same
+    await ledger.open("run")
+    report = asyncio.create_task(ledger.report("run", "1", Spend(5)))
+    await asyncio.sleep(0)
+    report.cancel()
+    await asyncio.gather(report, return_exceptions=True)
+    assert (await ledger.totals("run"))["run"].input_tokens == 5
+
+
+def test_loops_in_threads_report_to_one_lead(ledger: Ledger) -> None:
+    asyncio.run(ledger.open("lead"))
+
+    async def work(run: str) -> None:
+        await ledger.open(run, "lead")
+        await asyncio.gather(*[ledger.report(run, str(call), Spend(1)) for call in range(40)])
+
+    threads = [threading.Thread(target=lambda n=n: asyncio.run(work(f"child-{n}"))) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert asyncio.run(ledger.totals("lead"))["lead"].input_tokens == 160
+
+
+async def test_a_new_life_of_the_accountant_is_an_error_for_runs_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    # BUD-33
+    monkeypatch.setattr("lousho_ray.actors.calling.RETRY_DELAYS_S", (0.001,))
+    handle = InProcessHandle(BudgetActor())
+    ledger = RemoteLedger(lambda: handle)
+    await ledger.open("old")
+    handle.actor = BudgetActor()
+    with pytest.raises(AgentExecutionError, match="'old'"):
+        await ledger.report("old", "1", Spend(1))
+    await ledger.open("new")
+    handle.actor = None
+    with pytest.raises(AgentExecutionError, match="2 attempts failed"):
+        await ledger.report("new", "1", Spend(1))
+
+
+def test_a_ledger_without_an_address_does_not_pickle() -> None:
+    with pytest.raises(TypeError, match="remote_ledger"):
+        pickle.dumps(RemoteLedger(lambda: None))

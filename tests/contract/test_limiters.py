@@ -1,0 +1,257 @@
+"""One suite for every form of a rate limiter: in this process, and in an actor (here on this process's background loop)."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from lousho_ray.actors.limiter import LimiterReference, RateLimiterActor, RemoteLink
+from lousho_ray.actors.limiter_client import LimiterClient
+from lousho_ray.errors import LoushoError
+from lousho_ray.limits.limiter import RateLimiter, create_rate_limiter
+from lousho_ray.options import RateLimits
+from tests.contract.in_process import InProcessHandle
+
+Make = Callable[..., RateLimiter]
+
+
+def remote_limiter(handle: InProcessHandle, limits: dict[str, Any]) -> RateLimiter:
+    parsed = RateLimits(**limits)
+    client = LimiterClient(lambda: handle)
+    return RateLimiter(parsed, RemoteLink(client, LimiterReference("in-process", None, "x", parsed)))
+
+
+@pytest.fixture(params=["local", "actor", "actor-over-a-bad-network", "promoted"])
+def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Make:
+    monkeypatch.setattr("lousho_ray.actors.calling.RETRY_DELAYS_S", (0.001,) * 30)
+    chance = random.Random(3)
+
+    def make(**limits: Any) -> RateLimiter:
+        if request.param == "local":
+            return create_rate_limiter(limits)
+        lose = (lambda: chance.random() < 0.2) if "bad" in request.param else (lambda: False)
+        limiter = remote_limiter(InProcessHandle(RateLimiterActor(restarted=False), lose), limits)
+        if request.param != "promoted":
+            return limiter
+        local = create_rate_limiter(limits)
+        local.promote(lambda _: limiter.link)
+        return local
+
+    return make
+
+
+async def until(check: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(10):
+        while not await check():
+            await asyncio.sleep(0.001)
+
+
+async def settled(limiter: RateLimiter) -> Any:
+    """The stats once releases that nobody waits for have arrived."""
+
+    async def idle() -> bool:
+        stats = await limiter.stats()
+        return stats.running == 0 and stats.waiting == 0
+
+    await until(idle)
+    return await limiter.stats()
+
+
+async def test_calls_pass_first_in_first_out_and_never_too_many(make: Make) -> None:
+    # RL-06, RL-07, RL-16
+    limiter = make(max_concurrent=3)
+    started: list[int] = []
+    running = most = 0
+
+    async def call(number: int) -> None:
+        nonlocal running, most
+        permit = await limiter.acquire(10)
+        started.append(number)
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+        permit.settle(7)
+        permit.release()
+
+    await asyncio.gather(*[call(number) for number in range(200)])
+    assert started == list(range(200))
+    assert most == 3
+    stats = await settled(limiter)
+    assert (stats.requests_in_window, stats.tokens_in_window) == (200, 1400)
+
+
+async def test_a_settled_estimate_lets_the_next_call_pass(make: Make) -> None:
+    # RL-12
+    limiter = make(tokens_per_minute=100)
+    first = await limiter.acquire(100)
+    second = asyncio.create_task(limiter.acquire(60))
+    await until_waiting(limiter, 1)
+    first.settle(40)
+    await asyncio.wait_for(second, 5)
+
+
+async def until_waiting(limiter: RateLimiter, count: int) -> None:
+    async def waiting() -> bool:
+        return (await limiter.stats()).waiting == count
+
+    await until(waiting)
+
+
+async def test_a_cancelled_call_books_nothing_and_those_behind_move_up(make: Make) -> None:
+    # RL-20
+    limiter = make(tokens_per_minute=100)
+    await limiter.acquire(60)
+    large, small = (asyncio.create_task(limiter.acquire(tokens)) for tokens in (50, 10))
+    await until_waiting(limiter, 2)
+    large.cancel()
+    await asyncio.wait_for(small, 5)
+    assert (await limiter.stats()).tokens_in_window == 70
+
+
+async def test_cancelling_half_of_a_hundred_at_random_moments_leaks_nothing(make: Make) -> None:
+    # RL-21
+    limiter = make(max_concurrent=3)
+    chance = random.Random(5)
+    made = itertools.count()
+
+    async def call() -> None:
+        permit = await limiter.acquire(10)
+        next(made)
+        try:
+            await asyncio.sleep(chance.choice([0, 0, 0.001]))
+        finally:
+            permit.release()
+
+    tasks = [asyncio.create_task(call()) for _ in range(100)]
+    for task in chance.sample(tasks, 50):
+        await asyncio.sleep(chance.choice([0, 0, 0.001]))
+        task.cancel()
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(outcome is None or isinstance(outcome, asyncio.CancelledError) for outcome in outcomes)
+    stats = await settled(limiter)
+    assert stats.requests_in_window == next(made), "no booking belongs to a call that was not made"
+
+
+async def test_an_oversize_call_passes_alone(make: Make) -> None:
+    # RL-14
+    limiter = make(tokens_per_minute=100)
+    await asyncio.wait_for(limiter.acquire(1000), 5)
+    after = asyncio.create_task(limiter.acquire(1))
+    await until_waiting(limiter, 1)
+    after.cancel()
+
+
+def test_loops_in_threads_share_the_slots(make: Make) -> None:
+    # RL-D3
+    limiter = make(max_concurrent=2)
+    lock = threading.Lock()
+    running = most = total = 0
+
+    async def work() -> None:
+        nonlocal running, most, total
+        for _ in range(10):
+            permit = await limiter.acquire(1)
+            with lock:
+                running, total = running + 1, total + 1
+                most = max(most, running)
+            await asyncio.sleep(0)
+            with lock:
+                running -= 1
+            permit.release()
+
+    async def three() -> None:
+        await asyncio.gather(*[work() for _ in range(3)])
+
+    threads = [threading.Thread(target=lambda: asyncio.run(three())) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert (total, most) == (90, 2)
+
+
+async def test_a_new_life_of_the_actor_goes_on_with_everything_in_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    # RL-36
+    monkeypatch.setattr("lousho_ray.limits.shared.RECOVERY_S", 0.05)
+    monkeypatch.setattr("lousho_ray.actors.calling.RETRY_DELAYS_S", (0.01, 0.05))
+    handle = InProcessHandle(RateLimiterActor(restarted=False))
+    limiter = remote_limiter(handle, {"max_concurrent": 2})
+    held = [await limiter.acquire(1) for _ in range(2)]
+    order: list[int] = []
+
+    async def call(number: int) -> None:
+        permit = await limiter.acquire(1)
+        order.append(number)
+        permit.release()
+
+    waiting = [asyncio.create_task(call(number)) for number in range(20)]
+    await until_waiting(limiter, 20)
+    handle.actor = RateLimiterActor(restarted=True)
+    late = asyncio.create_task(call(20))
+
+    async def recovered() -> bool:
+        stats = await limiter.stats()
+        return (stats.running, stats.waiting) == (2, 21)
+
+    await until(recovered)
+    assert order == []
+    held[0].release()
+    await asyncio.wait_for(asyncio.gather(*waiting, late), 10)
+    assert order == list(range(21))
+    held[1].release()
+    assert (await settled(limiter)).running == 0
+
+
+async def test_lives_that_end_again_and_again_lose_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    # RL-36
+    monkeypatch.setattr("lousho_ray.limits.shared.RECOVERY_S", 0.0)
+    monkeypatch.setattr("lousho_ray.actors.calling.RETRY_DELAYS_S", (0.001, 0.002))
+    handle = InProcessHandle(RateLimiterActor(restarted=False))
+    limiter = remote_limiter(handle, {"max_concurrent": 5})
+    passed = itertools.count()
+
+    async def call() -> None:
+        permit = await limiter.acquire(1)
+        next(passed)
+        await asyncio.sleep(0.001)
+        permit.release()
+
+    async def kill() -> None:
+        for _ in range(10):
+            await asyncio.sleep(0.01)
+            handle.actor = RateLimiterActor(restarted=True)
+
+    await asyncio.wait_for(asyncio.gather(kill(), *[call() for _ in range(300)]), 30)
+    assert next(passed) == 300
+    await settled(limiter)
+
+
+async def test_an_actor_that_cannot_be_reached_fails_waiting_calls_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    # RL-37
+    monkeypatch.setattr("lousho_ray.actors.calling.RETRY_DELAYS_S", (0.001, 0.001))
+    monkeypatch.setattr("lousho_ray.actors.limiter_client.RETRY_LATER_S", 0.01)
+    handle = InProcessHandle(RateLimiterActor(restarted=False))
+    limiter = remote_limiter(handle, {"max_concurrent": 1})
+    held = await limiter.acquire(1)
+    waiting = asyncio.create_task(limiter.acquire(1))
+    await until_waiting(limiter, 1)
+    actor, handle.actor = handle.actor, None
+    for _ in range(2):
+        with pytest.raises(LoushoError) as raised:
+            await asyncio.wait_for(limiter.acquire(1), 5)
+        assert raised.value.code == "LOUSHO_AGENT_EXECUTION_FAILED"
+    with pytest.raises(LoushoError):
+        await asyncio.wait_for(waiting, 5)
+    handle.actor = actor
+    again = asyncio.create_task(limiter.acquire(1))
+    await until_waiting(limiter, 1)
+    held.release()
+    (await asyncio.wait_for(again, 5)).release()
+    assert (await settled(limiter)).running == 0, "calls that failed while it was away hold nothing"

@@ -1,0 +1,236 @@
+"""Rate limiters over Ray: several processes, one queue; processes and actors that are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import ray
+
+from lousho_ray.actors.limiter import ACTOR_OPTIONS, LimiterReference, RateLimiterActor
+from lousho_ray.errors import AgentExecutionError, ConfigurationError
+from lousho_ray.limits.limiter import RateLimiter, create_rate_limiter
+from lousho_ray.options import RateLimits
+
+
+@pytest.fixture
+def actor(ray_cluster: str, fresh_name: str) -> Iterator[Any]:
+    handle = ray.remote(RateLimiterActor).options(name=fresh_name, **ACTOR_OPTIONS).remote()
+    yield handle
+    ray.kill(handle)
+
+
+@pytest.fixture
+def connect(actor: Any, ray_cluster: str, fresh_name: str) -> Any:
+    return lambda limits, name: LimiterReference(fresh_name, ray_cluster, name, limits).connect()
+
+
+@ray.remote(num_cpus=0)
+class Worker:
+    """A process that makes limited calls."""
+
+    def __init__(self, limiter: RateLimiter) -> None:
+        self.limiter = limiter
+        self.permits: list[Any] = []
+
+    async def pid(self) -> int:
+        return os.getpid()
+
+    async def calls(self, count: int, hold_s: float) -> list[tuple[float, float]]:
+        """Start and end of each call, on the machine's clock."""
+
+        async def call() -> tuple[float, float]:
+            permit = await self.limiter.acquire(10)
+            begin = time.monotonic()
+            await asyncio.sleep(hold_s)
+            end = time.monotonic()
+            permit.settle(5)
+            permit.release()
+            return begin, end
+
+        return list(await asyncio.gather(*[call() for _ in range(count)]))
+
+    async def hold(self, count: int) -> None:
+        for _ in range(count):
+            self.permits.append(await self.limiter.acquire(1))
+
+    async def same(self, other: RateLimiter) -> bool:
+        return self.limiter is other
+
+
+def most_at_once(calls: list[tuple[float, float]]) -> int:
+    edges = sorted([(begin, 1) for begin, _ in calls] + [(end, -1) for _, end in calls])
+    running = most = 0
+    for _, step in edges:
+        running += step
+        most = max(most, running)
+    return most
+
+
+async def eventually(check: Any, timeout_s: float = 10.0) -> None:
+    """Waits for what another process does in its own time."""
+    async with asyncio.timeout(timeout_s):
+        while not await check():
+            await asyncio.sleep(0.02)
+
+
+async def test_processes_share_one_limit(connect: Any) -> None:
+    # RL-32, RL-38
+    limiter = create_rate_limiter({"max_concurrent": 3}, "shared", connect=connect)
+    workers = [Worker.remote(limiter) for _ in range(2)]
+    results = await asyncio.gather(*[worker.calls.remote(40, 0.005) for worker in workers])
+    calls = [call for result in results for call in result]
+    assert len(calls) == 80
+    assert most_at_once(calls) == 3
+    stats = await limiter.stats()
+    assert (stats.waiting, stats.running, stats.requests_in_window, stats.tokens_in_window) == (0, 0, 80, 400)
+
+
+async def test_a_limiter_that_travels_is_the_same_one_everywhere(connect: Any) -> None:
+    # RL-03, RL-32, RL-33
+    limiter = create_rate_limiter({"max_concurrent": 1}, "travels", connect=connect)
+    assert pickle.loads(pickle.dumps(limiter)) is limiter
+    assert create_rate_limiter({"max_concurrent": 1}, "travels", connect=connect) is limiter
+    worker = Worker.remote(limiter)
+    assert await worker.same.remote(limiter)
+
+
+def test_one_name_with_two_limits_is_refused(connect: Any) -> None:
+    # RL-32
+    limiter = create_rate_limiter({"max_concurrent": 1}, "conflict", connect=connect)
+    with pytest.raises(ConfigurationError) as raised:
+        create_rate_limiter({"max_concurrent": 7}, "conflict", connect=connect)
+    assert "'max_concurrent': 1" in str(raised.value)
+    assert "'max_concurrent': 7" in str(raised.value)
+    assert limiter.limits.max_concurrent == 1
+
+
+async def test_a_process_that_asks_for_other_limits_is_refused_and_its_other_limiters_work(
+    connect: Any, ray_cluster: str, fresh_name: str
+) -> None:
+    # RL-32
+    limiter = create_rate_limiter({"max_concurrent": 1}, "conflict", connect=connect)
+    (await limiter.acquire(1)).release()
+    outcomes = await first_calls.remote(
+        [
+            LimiterReference(fresh_name, ray_cluster, "conflict", RateLimits(max_concurrent=7)),
+            LimiterReference(fresh_name, ray_cluster, "other", RateLimits(max_concurrent=7)),
+        ]
+    )
+    assert outcomes[0].startswith("ConfigurationError")
+    assert "'max_concurrent': 1" in outcomes[0]
+    assert outcomes[1] == "admitted"
+
+
+@ray.remote(num_cpus=0)
+def first_calls(references: list[LimiterReference]) -> list[str]:
+    limiters = [RateLimiter(reference.limits, reference.connect()) for reference in references]
+
+    async def call(limiter: RateLimiter) -> str:
+        try:
+            (await limiter.acquire(1)).release()
+        except ConfigurationError as error:
+            return f"{type(error).__name__}: {error}"
+        return "admitted"
+
+    async def calls() -> list[str]:
+        return list(await asyncio.gather(*map(call, limiters)))
+
+    return asyncio.run(calls())
+
+
+async def test_promotion_moves_queue_and_calls_in_flight_into_the_actor(connect: Any) -> None:
+    # RL-33
+    limiter = create_rate_limiter({"tokens_per_minute": 1000, "max_concurrent": 2})
+    first, second = await limiter.acquire(100), await limiter.acquire(200)
+    waiting = [asyncio.create_task(limiter.acquire(50)) for _ in range(3)]
+    await asyncio.sleep(0)
+    limiter.promote(lambda limits: connect(limits, "promoted"))
+    stats = await limiter.stats()
+    assert (stats.waiting, stats.running, stats.tokens_in_window) == (3, 2, 300)
+    worker = Worker.remote(limiter)
+    far = worker.calls.remote(1, 0)
+    first.settle(10)
+    first.release()
+    (await asyncio.wait_for(waiting[0], 10)).release()
+    (await asyncio.wait_for(waiting[1], 10)).release()
+    (await asyncio.wait_for(waiting[2], 10)).release()
+    assert len(await far) == 1
+    second.release()
+
+    async def idle() -> bool:
+        return (await limiter.stats()).running == 0
+
+    await eventually(idle)
+    assert (await limiter.stats()).tokens_in_window == 10 + 200 + 150 + 5
+
+
+async def test_the_slots_of_a_killed_process_come_back(ray_cluster: str, fresh_name: str) -> None:
+    # RL-34
+    actor = ray.remote(RateLimiterActor).options(name=fresh_name, **ACTOR_OPTIONS).remote(lease_s=3.0)
+    reference = LimiterReference(fresh_name, ray_cluster, "killed-holder", RateLimits(max_concurrent=2))
+    limiter = RateLimiter(reference.limits, reference.connect())
+    worker = Worker.options(max_restarts=0).remote(limiter)
+    await worker.hold.remote(2)
+    waiting = asyncio.create_task(limiter.acquire(1))
+    os.kill(await worker.pid.remote(), signal.SIGKILL)
+    began = time.monotonic()
+    (await asyncio.wait_for(waiting, 30)).release()
+    assert time.monotonic() - began < 3.5
+    assert (await limiter.stats()).requests_in_window == 3, "the calls were made: their bookings stay"
+    ray.kill(actor)
+
+
+async def test_waiting_calls_survive_the_death_of_the_actor(actor: Any, connect: Any) -> None:
+    # RL-34, RL-36
+    limiter = create_rate_limiter({"max_concurrent": 2}, "killed-actor", connect=connect)
+    held = [await limiter.acquire(1), await limiter.acquire(1)]
+    order: list[int] = []
+
+    async def call(number: int) -> None:
+        permit = await limiter.acquire(1)
+        order.append(number)
+        permit.release()
+
+    waiting = [asyncio.create_task(call(number)) for number in range(10)]
+
+    async def all_in_line() -> bool:
+        return (await limiter.stats()).waiting == 10
+
+    await eventually(all_in_line)
+    os.kill(await pid_of(actor), signal.SIGKILL)
+
+    async def back() -> bool:
+        stats = await limiter.stats()
+        return (stats.running, stats.waiting) == (2, 10)
+
+    await eventually(back, 30)
+    assert order == [], "the slots are still held, although the actor that gave them is gone"
+    held[0].release()
+    await asyncio.wait_for(asyncio.gather(*waiting), 30)
+    assert order == list(range(10))
+    held[1].release()
+
+
+async def pid_of(actor: Any) -> int:
+    return int(await actor.__ray_call__.remote(lambda self: __import__("os").getpid()))
+
+
+async def test_an_actor_that_is_gone_never_means_unlimited(actor: Any, connect: Any) -> None:
+    # RL-37
+    limiter = create_rate_limiter({"max_concurrent": 1}, "gone", connect=connect)
+    held = await limiter.acquire(1)
+    waiting = asyncio.create_task(limiter.acquire(1))
+    ray.kill(actor)
+    with pytest.raises(AgentExecutionError) as raised:
+        await asyncio.wait_for(waiting, 60)
+    assert raised.value.code == "LOUSHO_AGENT_EXECUTION_FAILED"
+    with pytest.raises(AgentExecutionError):
+        await asyncio.wait_for(limiter.acquire(1), 60)
+    held.release()
