@@ -20,6 +20,7 @@ from lousho_ray.events import SubagentInfo
 from lousho_ray.ids import new_id
 from lousho_ray.loop.budget import LeadBudget
 from lousho_ray.loop.emitter import Emitter
+from lousho_ray.loop.hooks import HaltedError, raised_by_hook
 from lousho_ray.loop.open import CallOptions, RunContext, open_run
 from lousho_ray.loop.result import BudgetBreach, ExecutionResult
 from lousho_ray.loop.run import run
@@ -128,9 +129,13 @@ async def run_child(
     )
     try:
         state, deps = await open_with_subagents(definition, child.path, context, child.depth_left, spawner)
+    except Exception as error:
+        unfollow()
+        return ChildOutcome.failed(error)
+    try:
         return ChildOutcome.of(await run(state, deps))
     except Exception as error:
-        return ChildOutcome.failed(error)
+        return ChildOutcome(error=error, steps=state.steps, usage=state.usage)
     finally:
         unfollow()
 
@@ -274,6 +279,8 @@ async def _with_abort(lead: AbortSignal, start: Callable[[AbortSignal], Any]) ->
 
 def _answer(name: str, task_id: str, outcome: ChildOutcome) -> str:
     steps = f"{outcome.steps} step{'' if outcome.steps == 1 else 's'}"
+    if outcome.error is not None and raised_by_hook(outcome.error):
+        raise HaltedError(outcome.error)
     if outcome.error is not None:
         raise ToolExecutionError(f"Sub-agent '{name}' failed: {_say(outcome.error)}", tool_name="task")
     if outcome.object_text is not None or outcome.finish_reason in ("stop", "length"):

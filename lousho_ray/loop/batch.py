@@ -16,7 +16,7 @@ from lousho_ray.cancellation import Aborted, AbortReason
 from lousho_ray.errors import PropagatingToolError, ToolArgumentsValidationError, ToolExecutionError
 from lousho_ray.events import ErrorInfo, ToolDone, ToolError, ToolPartial, ToolResume, ToolStart
 from lousho_ray.loop.gate import Answer, Refuse, Run, hook_context, parse_call, pass_gate
-from lousho_ray.loop.hooks import PostToolOutcome
+from lousho_ray.loop.hooks import HaltedError, PostToolOutcome
 from lousho_ray.loop.result import ToolCallRecord
 from lousho_ray.loop.state import Ask, RunDeps, RunState
 from lousho_ray.messages import Message, ToolCall, tool_result
@@ -206,7 +206,7 @@ class ToolBatch:
         try:
             value = await call_tool(run.tool, run.arguments.value, ctx, partial if self._deps.emitter.on else None)
         except PropagatingToolError as error:
-            self._fatal[index] = error
+            self._fatal[index] = error.error if isinstance(error, HaltedError) else error
             self._refuse(index, call, error_result(call.name, error), started)
         except Exception as error:
             await self._after(index, call, run, PostToolOutcome(error=error_result(run.tool, error).payload), started, error)

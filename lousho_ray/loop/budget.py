@@ -76,8 +76,13 @@ class Budget:
         return self._clock.call_later(left_s, lambda: abort.abort(reason)).cancel
 
     def deadline_breach(self) -> BudgetBreach:
-        """The breach to report when the timer of `arm()` interrupted the run."""
-        breach = duration_breach(self.limits, self.elapsed_ms)
+        """The breach to report when a deadline interrupted the run: its own, else that of the nearest lead with one."""
+        limits, elapsed_ms = self.limits, self.elapsed_ms
+        own = limits.max_duration_ms
+        if own is None or elapsed_ms < own:
+            leads = (lead.limits for lead in self.leads if lead.limits.max_duration_ms is not None)
+            limits, elapsed_ms = next(((lead, 0.0) for lead in leads), (limits, elapsed_ms))
+        breach = duration_breach(limits, elapsed_ms)
         return BudgetBreach(breach.limit, breach.value, breach.max)
 
     async def before_call(self, spent: Spend, *, steps: int, tool_errors: int) -> BudgetBreach | None:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from lousho_ray.errors import ConfigurationError
+from lousho_ray.errors import AgentExecutionError, ConfigurationError, PropagatingToolError
 from lousho_ray.messages import Message, ToolCall
 from lousho_ray.ports import GenerateOptions
 
@@ -99,7 +100,7 @@ class HookChain:
         """Runs the pre-hooks until one denies the call or supplies its result."""
         before, changed_by = _plain_copy(ctx.args), None
         for name, method in self._pre_tool:
-            outcome = await _call(method, ctx)
+            outcome = await _call(name, method, ctx)
             if outcome is None:
                 pass
             elif not isinstance(outcome, Mapping) or len(outcome) != 1 or next(iter(outcome)) not in ("deny", "result", "input"):
@@ -122,18 +123,18 @@ class HookChain:
         """Runs the post-hooks; returns the outcome they left and the hook that replaced the result, if any."""
         replaced: str | None = None
         for name, method in self._post_tool:
-            answer = await _call(method, ctx, outcome)
+            answer = await _call(name, method, ctx, outcome)
             if isinstance(answer, Mapping) and "result" in answer and not outcome.requires_approval:
                 outcome, replaced = PostToolOutcome(result=answer["result"]), name
         return outcome, replaced
 
     async def pre_generate(self, ctx: HookContext) -> None:
-        for _, method in self._pre_generate:
-            await _call(method, ctx)
+        for name, method in self._pre_generate:
+            await _call(name, method, ctx)
 
     async def post_generate(self, ctx: HookContext, result: Any) -> None:
-        for _, method in self._post_generate:
-            await _call(method, ctx, result)
+        for name, method in self._post_generate:
+            await _call(name, method, ctx, result)
 
 
 def check_hooks(hooks: Iterable[Any]) -> tuple[Any, ...]:
@@ -155,13 +156,34 @@ def _having(hooks: Sequence[Any], method: str) -> tuple[tuple[str, Callable[...,
     return tuple((hook.name, getattr(hook, method)) for hook in hooks if callable(getattr(hook, method, None)))
 
 
-async def _call(method: Callable[..., Any], *args: Any) -> Any:
-    outcome = method(*args)
-    return await _awaited(outcome) if inspect.isawaitable(outcome) else outcome
+class HaltedError(PropagatingToolError):
+    """A hook raised inside a sub-agent: every run above ends with `error`, too."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(str(error), tool_name="task")
+        self.error = error
 
 
-async def _awaited(awaitable: Awaitable[Any]) -> Any:
-    return await awaitable
+def raised_by_hook(error: BaseException) -> bool:
+    """Whether a run failed because a hook raised `error`. The mark travels with the error, between processes too."""
+    return getattr(error, _MARK, None) is not None
+
+
+_MARK = "raised_by_hook"
+
+
+async def _call(name: str, method: Callable[..., Any], *args: Any) -> Any:
+    try:
+        outcome = method(*args)
+        return await outcome if inspect.isawaitable(outcome) else outcome
+    except (SystemExit, KeyboardInterrupt) as error:
+        failure = AgentExecutionError(f"Hook {name!r} raised {type(error).__name__}: {error}")
+        setattr(failure, _MARK, name)
+        raise failure from error
+    except Exception as error:
+        with suppress(AttributeError):
+            setattr(error, _MARK, name)
+        raise
 
 
 def _plain_copy(value: Any) -> Any:

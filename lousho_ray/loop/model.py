@@ -66,6 +66,11 @@ class Reply:
     hosted: tuple[HostedToolCall, ...] = ()
     served_by: ServedBy | None = None
 
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing in it that a transcript could keep: no call, and no text but blanks."""
+        return not self.tool_calls and not self.hosted and not self.text.strip()
+
     def message(self) -> Message:
         """The assistant message of the transcript: only signed or redacted reasoning, and only on a turn with calls, is kept."""
         kept = tuple(block for block in self.blocks if block.replayable) if self.tool_calls else ()
@@ -102,9 +107,9 @@ async def call_model(request: GenerateOptions, deps: RunDeps) -> Reply:
         Steered: `steer()` cut the call short before it had put anything out.
         Exception: Whatever the provider raised, raw; the loop turns it into a provider error.
     """
-    call = _ModelCall(deps)
-    request = replace(request, notify=call.notice)
     stop = AbortSignal()
+    call = _ModelCall(deps, stop)
+    request = replace(request, notify=call.notice)
     unfollow = stop.follow(deps.abort)
     deps.inbox.watch(stop)
     try:
@@ -133,9 +138,10 @@ def book_usage(state: RunState, request: GenerateOptions, reply: Reply, deps: Ru
 
 @dataclass(slots=True)
 class _ModelCall:
-    """Gathers one reply and reports it as it comes."""
+    """Gathers one reply and reports it as it comes, until it is stopped: what a deaf provider says later is dropped."""
 
     deps: RunDeps
+    stop: AbortSignal
     text: list[str] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
     thinking: list[str] | None = None
@@ -146,6 +152,7 @@ class _ModelCall:
 
     async def generate(self, request: GenerateOptions) -> Reply:
         result = await self.deps.provider.generate(request)
+        self.stop.raise_if_aborted()
         self.deps.inbox.unwatch()
         if not isinstance(result, GenerateResult):
             raise ConfigurationError(
@@ -174,6 +181,7 @@ class _ModelCall:
         chunks = await open_stream(self.deps.provider, request)
         try:
             async for chunk in chunks:
+                self.stop.raise_if_aborted()
                 self._take(chunk)
                 if emitter.on:
                     await emitter.drain()
@@ -241,6 +249,8 @@ class _ModelCall:
     def notice(self, notice: ProviderNotice) -> None:
         """A retry or fallback: what the failed attempt thought is closed and is no part of the reply."""
         emitter = self.deps.emitter
+        if self.stop.aborted:
+            return
         if isinstance(notice, RetryNotice | FallbackNotice):
             self._stop_thinking(None)
             self.thoughts.clear()

@@ -11,12 +11,14 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 from lousho_ray.cancellation import Aborted
 from lousho_ray.errors import BudgetExceededError, LoushoError
 from lousho_ray.events import (
     ApprovalRequested,
+    ApprovalResolved,
     BudgetExceeded,
     ErrorEvent,
     ErrorInfo,
@@ -32,11 +34,14 @@ from lousho_ray.loop.hooks import HookContext
 from lousho_ray.loop.model import Reply, Steered, book_usage, build_request, call_model
 from lousho_ray.loop.output import Invalid, OutputContext, Valid
 from lousho_ray.loop.result import BudgetBreach, ExecutionResult
-from lousho_ray.loop.state import CONTINUE, Ask, Continue, Finish, Pause, RunDeps, RunState, StepOutcome
+from lousho_ray.loop.state import CONTINUE, Ask, Continue, Finish, Pause, ResolvedApproval, RunDeps, RunState, StepOutcome
 from lousho_ray.messages import ToolCall, unanswered_calls, user
 from lousho_ray.ports import GenerateOptions
 from lousho_ray.providers.failures import to_provider_error
 from lousho_ray.usage import Spend, StepUsage
+
+EMPTY_REPLY = "[empty-reply]"
+"""How the user message begins that asks again after a reply without text and calls."""
 
 
 async def run(state: RunState, deps: RunDeps) -> ExecutionResult[Any]:
@@ -52,7 +57,10 @@ async def run(state: RunState, deps: RunDeps) -> ExecutionResult[Any]:
     try:
         await deps.budget.open()
         emitter.emit(RunStart, agent_name=deps.agent_name)
-        deps.inbox.open(emitter)
+        if deps.resolved is not None:
+            _report_decision(deps.resolved, deps)
+        recorder = deps.recorder
+        deps.inbox.open(emitter, None if recorder is None else lambda: recorder.note(state, deps.inbox))
         outcome: StepOutcome = await _finish_open_calls(state, deps)
         while isinstance(outcome, Continue):
             outcome = await step(state, deps)
@@ -92,11 +100,14 @@ async def step(state: RunState, deps: RunDeps) -> StepOutcome:
     state.steps += 1
     _apply_input(state, deps)
     with _step_events(state, deps):
-        request = await _prepare(state, deps)
-        reply = await _call(state, deps, request)
-        if not isinstance(reply, Reply):
-            return reply
-        entry, spend = await _book(state, deps, request, reply)
+        try:
+            request = await _prepare(state, deps)
+            reply = await _call(state, deps, request)
+            if not isinstance(reply, Reply):
+                return reply
+            entry, spend = await _book(state, deps, request, reply)
+        except Aborted:  # while a hook ran
+            return _step_done(state, deps, "aborted", _aborted(deps), _booked(state))
         if reply.tool_calls:
             return await _run_tools(state, deps, reply, entry, spend)
         return await _final_reply(state, deps, reply, entry, spend)
@@ -109,9 +120,13 @@ def _step_events(state: RunState, deps: RunDeps) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        booked = state.step_usage[-1] if state.step_usage and state.step_usage[-1].step == state.steps else None
-        _step_done(state, deps, "error", CONTINUE, booked)
+        _step_done(state, deps, "error", CONTINUE, _booked(state))
         raise
+
+
+def _booked(state: RunState) -> StepUsage | None:
+    """The usage of the running step, once its model call has been booked."""
+    return state.step_usage[-1] if state.step_usage and state.step_usage[-1].step == state.steps else None
 
 
 async def _call(state: RunState, deps: RunDeps, request: GenerateOptions) -> Reply | StepOutcome:
@@ -131,15 +146,14 @@ async def _call(state: RunState, deps: RunDeps, request: GenerateOptions) -> Rep
 
 async def _book(state: RunState, deps: RunDeps, request: GenerateOptions, reply: Reply) -> tuple[StepUsage, Spend]:
     """Takes a reply into the run: its usage, its message, its text."""
-    if deps.hooks.around_generate:
-        await deps.hooks.post_generate(_hook_context(state, deps, request), reply)
     entry, spend = book_usage(state, request, reply, deps)
+    if deps.hooks.around_generate:
+        await deps.abort.guard(deps.hooks.post_generate(_hook_context(state, deps, request), reply))
     if reply.reasoning:
         state.reasoning.append(reply.reasoning)
     reply.tool_calls = _unique(reply.tool_calls, state)
-    message = reply.message()
-    if message.text or message.tool_calls:
-        state.messages.append(message)
+    if reply.tool_calls or reply.text.strip():  # servers refuse a conversation that holds an empty turn
+        state.messages.append(reply.message())
     if reply.text:
         deps.emitter.emit(TextDone, text=reply.text)
     return entry, spend
@@ -148,9 +162,23 @@ async def _book(state: RunState, deps: RunDeps, request: GenerateOptions, reply:
 async def _final_reply(state: RunState, deps: RunDeps, reply: Reply, entry: StepUsage, spend: Spend) -> StepOutcome:
     """A reply without tool calls ends the run, unless input came while it was written and a step is left."""
     await deps.budget.report(f"step-{state.steps}", spend, state.usage.spend)
-    more = deps.inbox.waiting and state.steps < deps.max_steps
-    outcome: StepOutcome = CONTINUE if more else await _checked(state, deps, reply)
+    outcome: StepOutcome
+    if deps.inbox.waiting and await _may_step(state, deps) is None:
+        outcome = CONTINUE
+    elif reply.empty and deps.output is None and reply.finish_reason in ("stop", "other"):
+        outcome = _ask_again(state, deps)
+    else:
+        outcome = await _checked(state, deps, reply)
     return _step_done(state, deps, reply.finish_reason, outcome, entry)
+
+
+def _ask_again(state: RunState, deps: RunDeps) -> StepOutcome:
+    """An empty reply is asked for again, once in a run: it is no answer, and asking on and on would never end."""
+    asked = any(message.role == "user" and message.text.startswith(EMPTY_REPLY) for message in state.messages[state.opened_at :])
+    if asked or state.steps >= deps.max_steps:
+        return Finish("other")
+    state.messages.append(user(f"{EMPTY_REPLY} Your reply was empty. Answer now, or call a tool."))
+    return CONTINUE
 
 
 async def _checked(state: RunState, deps: RunDeps, reply: Reply) -> StepOutcome:
@@ -263,9 +291,14 @@ async def _prepare(state: RunState, deps: RunDeps) -> GenerateOptions:
     request = build_request(state, deps)
     if not deps.hooks.around_generate:
         return request
-    context = _hook_context(state, deps, request)
-    await deps.hooks.pre_generate(context)
-    return context.request or request
+    sent = list(request.messages)
+    context = _hook_context(state, deps, replace(request, messages=list(sent)))
+    await deps.abort.guard(deps.hooks.pre_generate(context))
+    asked = context.request or request
+    messages = list(asked.messages)
+    if messages[: len(sent)] == sent:  # what hooks changed in the transcript, then what they pushed to this one request
+        messages = [*build_request(state, deps).messages, *messages[len(sent) :]]
+    return replace(asked, messages=messages)
 
 
 def _output_context(state: RunState) -> OutputContext:
@@ -357,6 +390,21 @@ def _report_budget(result: ExecutionResult[Any], deps: RunDeps) -> None:
     if deps.budget.limits.on_exceeded == "throw" and not deps.budget.leads:
         text = f"The run reached its {breach.limit} limit: {breach.value:g} of {breach.max:g}."
         raise BudgetExceededError(text, budget=breach.to_dict())
+
+
+def _report_decision(resolved: ResolvedApproval, deps: RunDeps) -> None:
+    decision = resolved.decision
+    asked = None if resolved.asked_at is None else datetime.fromisoformat(resolved.asked_at).timestamp()
+    deps.emitter.emit(
+        ApprovalResolved,
+        approval_id=resolved.approval_id,
+        tool_call_id=resolved.tool_call_id,
+        approved=decision.approved,
+        by=decision.by,
+        note=decision.note,
+        waited_ms=0.0 if asked is None else max(0.0, (deps.clock.wall() - asked) * 1000),
+        edited=True if decision.args is not None else None,
+    )
 
 
 def _attach_usage(error: BaseException, state: RunState) -> None:

@@ -143,11 +143,18 @@ def check_events(events: Sequence[Event]) -> None:
         assert None not in [value for key, value in event.to_dict().items() if key != "result"]
     streams: dict[str, list[Any]] = {}
     for event in events:
-        who = "" if event.subagent is None else event.subagent.tool_call_id
-        streams.setdefault(who, []).append(event)
+        streams.setdefault(_who(event), []).append(event)
     for part in streams.values():
         _check_steps(part)
         _check_calls(part)
+
+
+def _who(event: Event) -> str:
+    """Which run of the tree an event is of."""
+    path, info = "", event.subagent
+    while info is not None:
+        path, info = f"/{info.tool_call_id}{path}", info.parent
+    return path
 
 
 def _check_steps(events: Sequence[Any]) -> None:
