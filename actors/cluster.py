@@ -111,14 +111,16 @@ async def ask(call: Awaitable[T], what: str, *, timeout_s: float | None = CALL_T
         ms = (timeout_s or 0) * 1000
         raise OperationTimeoutError(f"{what} did not answer within {ms:g} ms.", operation=what, timeout_ms=ms) from None
     except RayError as error:
-        raise translated(error, what) from unwrapped(error)
+        cause = unwrapped(error)
+        if cause is None:
+            raise translated(error, what) from error
+        if isinstance(cause, LoushoError):
+            raise cause from cause.__cause__
+        raise cause from error  # Ray's own error holds the traceback of the other process.
 
 
 def translated(error: BaseException, what: str) -> BaseException:
-    """A Ray error in our own terms: the actor's own exception, a lost actor, or a time-out."""
-    cause = unwrapped(error)
-    if cause is not None:
-        return cause
+    """A Ray error in our own terms: a lost actor, or a time-out."""
     match error:
         case GetTimeoutError():
             return OperationTimeoutError(f"{what} did not answer in time.", operation=what)

@@ -12,6 +12,7 @@ import ray
 
 from lousho_ray.actors.shipping import Shipment, Warehouse
 from lousho_ray.actors.store import StoreReference
+from lousho_ray.cancellation import AbortReason
 from lousho_ray.errors import AgentExecutionError
 from lousho_ray.events import Event
 from lousho_ray.handle import LocalRun
@@ -126,7 +127,7 @@ class SessionActor:
         (turn.run.inbox.steer if steer else turn.run.inbox.enqueue)(item)
 
     @ray.method(concurrency_group="control")
-    async def abort(self, run_id: str, reason: str | None, leave: bool) -> None:
+    async def abort(self, run_id: str, reason: AbortReason, leave: bool) -> None:
         """Aborts a turn; `leave` says that its reader is gone. Gets through while the work loop is busy."""
         turn = self._turns.get(run_id)
         if turn is not None and self._loop is not None:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import weakref
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
+
+import ray
 
 from lousho_ray.actors.cluster import ActorLostError, ask, attached
 from lousho_ray.actors.session import POLL_S, SessionKey
@@ -67,6 +71,8 @@ class HostedLink:
             self._key = await self._make_key()
         if self._actor is None:
             self._actor = await asyncio.to_thread(self._host, self._key)
+            if self._key.private is not None:
+                weakref.finalize(self, _forget, self._actor, self._key.private).atexit = False
         return self._key, self._actor
 
     async def send(self, request: TurnRequest) -> Any:
@@ -123,12 +129,13 @@ class HostedTurn:
         return self._add_input(messages, steer=True)
 
     def abort(self, reason: object | None) -> None:
-        text = AbortReason.of(reason).message
-        self._task(self._control(lambda actor: actor.abort.remote(self.run_id, text, False)))
+        portable = AbortReason.of(reason)
+        self._task(self._control(lambda actor: actor.abort.remote(self.run_id, portable, False)))
 
     def leave(self) -> None:
         if self._result is not None and not self._result.done():
-            self._task(self._control(lambda actor: actor.abort.remote(self.run_id, None, True)))
+            reason = AbortReason.of("The consumer left the stream.")
+            self._task(self._control(lambda actor: actor.abort.remote(self.run_id, reason, True)))
 
     async def _start(self, after: asyncio.Task[None] | None) -> Any:
         if after is not None:
@@ -210,6 +217,14 @@ class HostedTurn:
 def host_index(key: SessionKey, hosts: int) -> int:
     """Rendezvous hashing: the actor of a session among `hosts`; few sessions move when the number changes."""
     return max(range(hosts), key=lambda index: hashlib.blake2b(f"{index}/{key.text}".encode(), digest_size=8).digest())
+
+
+def _forget(actor: Any, private: str) -> None:
+    """Nobody can reach this session any more. Sent without waiting; an actor that is gone has forgotten it already."""
+    # A call would start Ray again after its shutdown, and another cluster does not know the actor.
+    with suppress(Exception):
+        if ray.is_initialized():
+            actor.forget.remote(private).future().add_done_callback(lambda done: done.exception())
 
 
 async def _error_of(task: asyncio.Task[Any]) -> BaseException | None:

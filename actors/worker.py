@@ -10,13 +10,15 @@ import asyncio
 import functools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import cloudpickle
 import ray
 
 from lousho_ray.actors.shipping import Shipment, Warehouse
 from lousho_ray.cancellation import AbortReason, AbortSignal
+from lousho_ray.errors import AgentExecutionError, LoushoError, message_of
 from lousho_ray.eventlog import EventLog
 from lousho_ray.events import Event
 from lousho_ray.ids import new_id
@@ -29,6 +31,9 @@ POLL_S = 10.0
 
 LEASE_S = 30.0
 """A client that has not polled for this long is dead: its children are stopped."""
+
+NO_LIFE = ""
+"""The life of a client that the worker does not know."""
 
 WORKER_OPTIONS: dict[str, Any] = {
     "max_restarts": -1,
@@ -50,7 +55,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """The answer to a poll. `life` is new after the worker's process was lost: children of an older life are lost with it."""
+    """The answer to a poll. `life` is another one once the worker has lost or forgotten the client, and its children with it."""
 
     life: str
     reports: Sequence[Report]
@@ -66,33 +71,33 @@ class WorkerActor:
 
     def __init__(self, ledger: Callable[[], Ledger]) -> None:
         self._ledger = ledger()
-        self._life = new_id()
         self._warehouse = Warehouse()
         self._clients: dict[str, _Client] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def submit(self, client_id: str, children: Sequence[tuple[Shipment, ChildRun]]) -> str:
-        """Starts children; returns this process's life. A child that is already known is not started again."""
+        """Starts children; returns the life they are in. A child that is already known is not started again."""
         self._loop = asyncio.get_running_loop()
         client = self._clients.get(client_id)
         if client is None:
             client = self._clients[client_id] = _Client(self._loop, functools.partial(self._forget, client_id))
+        client.renew()
         for shipment, child in children:
             if child.run_id not in client.running:
                 client.running[child.run_id] = signal = AbortSignal()
                 client.tasks.add(task := asyncio.create_task(self._run(client, shipment, child, signal), name=child.run_id))
                 task.add_done_callback(client.tasks.discard)
-        return self._life
+        return client.life
 
     async def poll(self, client_id: str, cursor: int) -> Reports:
         """What the client's children reported from `cursor` on; waits up to `POLL_S` for news."""
         client = self._clients.get(client_id)
         if client is None:
-            return Reports(self._life, (), cursor)
+            return Reports(NO_LIFE, (), 0)
         client.renew()
         reports, cursor = await client.log.read(cursor, wait_s=POLL_S)
         client.renew()
-        return Reports(self._life, reports, cursor)
+        return Reports(client.life, reports, cursor)
 
     @ray.method(concurrency_group="control")
     async def stop(self, client_id: str, run_ids: Sequence[str], reason: AbortReason) -> None:
@@ -124,7 +129,7 @@ class WorkerActor:
         except BaseException as error:
             outcome = ChildOutcome.failed(error)
         client.running.pop(child.run_id, None)
-        client.log.append(Report(child.run_id, outcome=outcome))
+        client.log.append(Report(child.run_id, outcome=_portable(outcome)))
 
     def _forget(self, client_id: str) -> None:
         self._clients.pop(client_id, None)
@@ -134,6 +139,7 @@ class _Client:
     """What a worker knows of one client process."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, forget: Callable[[], None]) -> None:
+        self.life = new_id()
         self.log: EventLog[Report] = EventLog()
         self.running: dict[str, AbortSignal] = {}
         self.tasks: set[asyncio.Task[None]] = set()
@@ -155,3 +161,15 @@ class _Client:
         self._forget()
         for signal in list(self.running.values()):
             signal.abort("The process that started this sub-agent is gone.")
+
+
+def _portable(outcome: ChildOutcome) -> ChildOutcome:
+    """The outcome with an error that can be sent: one that cannot would lose the reports of all children."""
+    if outcome.error is None or isinstance(outcome.error, LoushoError):
+        return outcome
+    try:
+        cloudpickle.loads(cloudpickle.dumps(outcome.error))
+    except Exception:
+        text = f"{type(outcome.error).__name__}: {message_of(outcome.error)}"
+        return replace(outcome, error=AgentExecutionError(text))
+    return outcome

@@ -1,15 +1,19 @@
-"""The client side of the worker actors: hands children to the least busy worker and passes on what they report."""
+"""The client side of the worker actors: hands children to the least busy worker and passes on what they report.
+
+A worker that does not answer loses its children: each is an outcome with an error, and is told to stop in case it still runs. No
+more children go to that worker, as long as there is another one, until it answers again.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lousho_ray.actors.cluster import ActorLostError, ask, attached
 from lousho_ray.actors.shipping import Shipment, Shipper
 from lousho_ray.actors.worker import POLL_S, Report
-from lousho_ray.cancellation import AbortReason, AbortSignal
+from lousho_ray.cancellation import Aborted, AbortReason, AbortSignal
 from lousho_ray.definition import AgentDefinition
 from lousho_ray.errors import LoushoError
 from lousho_ray.ids import new_id
@@ -19,6 +23,9 @@ from lousho_ray.subagents import ChildOutcome, ChildRun
 
 SUBMIT_TIMEOUT_S = 120.0
 """A worker process takes 0.35 s to start on an idle machine, much longer on a full one."""
+
+POLL_TIMEOUT_S = POLL_S * 3
+"""When a worker counts as hung."""
 
 
 class RaySpawner:
@@ -41,18 +48,24 @@ class RaySpawner:
 
     async def run(self, definition: AgentDefinition, child: ChildRun, emitter: Emitter, abort: AbortSignal) -> ChildOutcome:
         try:
-            shipment = await self._shipper.ship(definition)
-            worker = await self._least_busy()
+            shipment = await abort.guard(self._prepare(definition))
+        except Aborted:
+            return ChildOutcome(finish_reason="aborted")
         except LoushoError as error:
             return ChildOutcome.failed(error)
+        for worker in self._workers:
+            worker.probe()
+        # Nothing is awaited between the choice and the start: children that start at the same time are spread evenly.
+        worker = min(self._workers, key=lambda worker: (not worker.answers, worker.load))
         return await worker.run(shipment, child, emitter, abort)
 
-    async def _least_busy(self) -> WorkerClient:
+    async def _prepare(self, definition: AgentDefinition) -> Shipment:
+        """Ships the definition and makes sure that there are workers."""
         async with self._lock:
             await attached()
             if not self._workers:
                 self._workers = [WorkerClient(handle) for handle in await asyncio.to_thread(self._make_workers)]
-        return min(self._workers, key=lambda worker: worker.load)
+        return await self._shipper.ship(definition)
 
 
 class WorkerClient:
@@ -67,10 +80,23 @@ class WorkerClient:
         self._polling: asyncio.Task[None] | None = None
         self._cursor = 0
         self._life: str | None = None
+        self.answers = True
+        self._probing = False
 
     @property
     def load(self) -> int:
         return len(self._children)
+
+    def probe(self) -> None:
+        """Asks a worker that has failed whether it is back. Does not wait for the answer, which a hung one gives much later."""
+        if self.answers or self._probing:
+            return
+        self._probing = True
+
+        def answered(error: BaseException | None) -> None:
+            self.answers, self._probing = error is None, False
+
+        _watch(self._handle.running.remote(), answered)
 
     async def run(self, shipment: Shipment, child: ChildRun, emitter: Emitter, abort: AbortSignal) -> ChildOutcome:
         """Runs a child on this worker. A lost worker is an outcome with an `ActorLostError`."""
@@ -91,8 +117,18 @@ class WorkerClient:
             self._children.pop(child.run_id, None)
 
     def _stop(self, run_id: str, reason: AbortReason) -> None:
-        if run_id in self._children:
-            self._background(ask(self._handle.stop.remote(self._id, [run_id], reason), _WHAT))
+        child = self._children.get(run_id)
+        if child is None:
+            return
+        child.stopped = reason
+        if child.life is not None:
+            self._tell_to_stop([run_id], reason)
+            return
+        waiting = [entry for entry in self._unsent if entry[1].run_id != run_id]
+        if len(waiting) < len(self._unsent):
+            self._unsent = waiting
+            self._end(run_id, ChildOutcome(finish_reason="aborted"))
+        # Else it is on its way to the worker, and told to stop when it has arrived: a stop can overtake it.
 
     async def _send(self) -> None:
         """Hands over what has gathered, one batch at a time."""
@@ -107,31 +143,32 @@ class WorkerClient:
             for _, child in batch:
                 if (running := self._children.get(child.run_id)) is not None:
                     running.life = life
+                    if running.stopped is not None:
+                        self._tell_to_stop([child.run_id], running.stopped)
             if self._polling is None:
                 self._polling = asyncio.create_task(self._poll())
         self._sending = None
 
     async def _poll(self) -> None:
         """Keeps one poll open while children run."""
-        while self._children:
+        while any(child.life is not None for child in self._children.values()):
+            life = self._life
             try:
-                answer = await ask(self._handle.poll.remote(self._id, self._cursor), _WHAT, timeout_s=POLL_S * 3)
+                answer = await ask(self._handle.poll.remote(self._id, self._cursor), _WHAT, timeout_s=POLL_TIMEOUT_S)
             except Exception as error:
-                self._lose([run_id for run_id, child in self._children.items() if child.life is not None], error)
-                self._cursor = 0
-                break
+                # Children of a later life, which began while this call was open, are not lost with it.
+                self._lose([run_id for run_id, child in self._children.items() if child.life == life], error)
+                continue
             self._live(answer.life)
             self._cursor = answer.cursor
             self._take(answer.reports)
         self._polling = None
-        if any(child.life is not None for child in self._children.values()):
-            self._polling = asyncio.create_task(self._poll())
 
     def _live(self, life: str) -> None:
-        """A worker with a new life has lost the children of its old one."""
+        """A worker in a new life has lost the children of the old one, and its reports begin anew."""
         if self._life is not None and life != self._life:
             lost = [run_id for run_id, child in self._children.items() if child.life is not None and child.life != life]
-            self._lose(lost, ActorLostError("The worker's process died and was started again."))
+            self._lose(lost, ActorLostError(f"{_WHAT} was lost: its process was started again."))
             self._cursor = 0
         self._life = life
 
@@ -143,30 +180,37 @@ class WorkerClient:
             if report.event is not None:
                 child.emitter.forward((report.event,))
             if report.outcome is not None:
-                child.settle(report.outcome)
+                self._end(report.run_id, report.outcome)
 
     def _lose(self, run_ids: Sequence[str], error: Exception) -> None:
         """A lost child is never run again by itself: what it did before is unknown."""
         for run_id in run_ids:
-            if (child := self._children.get(run_id)) is not None:
-                child.settle(ChildOutcome.failed(error))
+            self._end(run_id, ChildOutcome.failed(error))
+        self._tell_to_stop(run_ids, AbortReason.of("The process that started this sub-agent has given it up."))
+        self.answers = False
 
-    def _background(self, call: Awaitable[Any]) -> None:
-        task = asyncio.ensure_future(call)
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    def _end(self, run_id: str, outcome: ChildOutcome) -> None:
+        if (child := self._children.pop(run_id, None)) is not None and not child.outcome.done():
+            child.outcome.set_result(outcome)
+
+    def _tell_to_stop(self, run_ids: Sequence[str], reason: AbortReason) -> None:
+        """Sent without waiting for the answer; a worker that is gone has stopped them already."""
+        _watch(self._handle.stop.remote(self._id, list(run_ids), reason))
 
 
 class _Child:
-    """A child that runs on a worker. `life` is the worker's life it was started in."""
+    """A child that runs on a worker. `life` is the life it was started in; `stopped` says why it is to stop."""
 
     def __init__(self, emitter: Emitter) -> None:
         self.emitter = emitter
         self.life: str | None = None
+        self.stopped: AbortReason | None = None
         self.outcome: asyncio.Future[ChildOutcome] = asyncio.get_running_loop().create_future()
-
-    def settle(self, outcome: ChildOutcome) -> None:
-        if not self.outcome.done():
-            self.outcome.set_result(outcome)
 
 
 _WHAT = "The worker of this sub-agent"
+
+
+def _watch(call: Any, then: Callable[[BaseException | None], None] = lambda _: None) -> None:
+    """Calls `then` with how an actor call ended, in a thread of Ray's."""
+    call.future().add_done_callback(lambda done: then(done.exception()))

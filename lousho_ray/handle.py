@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
 from lousho_ray.cancellation import AbortSignal
-from lousho_ray.errors import LoushoError
+from lousho_ray.errors import AgentExecutionError, LoushoError
 from lousho_ray.eventlog import EventLog
 from lousho_ray.events import Event
 from lousho_ray.loop.inbox import Inbox, QueuedInput
@@ -157,8 +157,9 @@ class LocalRun:
 
     def start(self, run: Coroutine[Any, Any, ExecutionResult[Any]]) -> None:
         """Starts the run's task on the running event loop."""
-        self.task = asyncio.create_task(run, name=f"run {self.run_id}")
+        self.task = asyncio.create_task(_contained(run), name=f"run {self.run_id}")
         self.task.add_done_callback(self._done)
+        self.task.add_done_callback(lambda _: run.close())  # A task that is cancelled before it starts leaves it unawaited.
 
     async def read(self, cursor: int) -> tuple[list[Event], int, bool]:
         events, cursor = await self.log.read(cursor)
@@ -190,6 +191,14 @@ class LocalRun:
         self.log.close()
         if not task.cancelled():
             task.exception()  # Retrieved here, so that a result nobody awaits makes no noise.
+
+
+async def _contained(run: Coroutine[Any, Any, T]) -> T:
+    """A hook that calls `sys.exit()` fails its run; let out of the task it would end the event loop and every run on it."""
+    try:
+        return await run
+    except SystemExit as error:
+        raise AgentExecutionError(f"The run was ended by SystemExit({error.code!r}), raised in a hook or a listener.") from error
 
 
 async def settle(source: RunSource) -> ExecutionResult[Any]:

@@ -6,15 +6,16 @@ import asyncio
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from lousho_ray.agent import Runtime, RuntimeName, sessions_of
+from lousho_ray.agent import Runtime, RuntimeName
 from lousho_ray.definition import AgentDefinition
+from lousho_ray.durable import store_parts
 from lousho_ray.errors import ConfigurationError
 from lousho_ray.ids import new_id
 from lousho_ray.limits.budget import LocalLedger
 from lousho_ray.limits.limiter import RateLimiter
 from lousho_ray.ports import Ledger
-from lousho_ray.session import LocalLink, SessionHost, SessionLines, SessionLink
-from lousho_ray.stores.memory import MemorySessionStore
+from lousho_ray.session import SessionLink
+from lousho_ray.session_host import LocalLink, SessionHost, SessionLines
 from lousho_ray.subagents import LocalSpawner, Spawner
 
 LIMITERS = "lousho-limiters"
@@ -32,9 +33,9 @@ class LocalRuntime:
         """Children of one top-level run share a ledger of their own."""
         return LocalSpawner(LocalLedger())
 
-    def session(self, definition: AgentDefinition, session_id: str, store: Any) -> SessionLink:
-        sessions = sessions_of(store) or MemorySessionStore()
-        return LocalLink(SessionHost(definition, session_id, sessions, self._lines.of(sessions, session_id), self.spawner))
+    def session(self, definition: AgentDefinition, session_id: str, store: Any, approvals: Any) -> SessionLink:
+        parts = store_parts(store, approvals)
+        return LocalLink(SessionHost(definition, session_id, parts, self._lines.of(parts.sessions, session_id), self.spawner))
 
     async def share(self, limiter: RateLimiter) -> None:
         """A limiter in one process is shared already."""
@@ -53,7 +54,7 @@ class RayRuntime:
         spawner: Spawner = self._on_this_loop()[1]
         return spawner
 
-    def session(self, definition: AgentDefinition, session_id: str, store: Any) -> SessionLink:
+    def session(self, definition: AgentDefinition, session_id: str, store: Any, approvals: Any) -> SessionLink:
         from lousho_ray.actors.session import SessionKey
         from lousho_ray.actors.session_link import HostedLink
 
@@ -89,7 +90,6 @@ class RayRuntime:
         """Where a store is reached on the cluster; the same for the same object."""
         from lousho_ray.actors.store import RemoteStore, StoreReference
         from lousho_ray.stores.location import StoreLocation
-        from lousho_ray.stores.memory import MemoryStore
 
         if isinstance(store, RemoteStore):
             return store.reference
@@ -99,11 +99,11 @@ class RayRuntime:
         location = getattr(store, "location", None)
         if isinstance(location, StoreLocation) and location.scheme != "memory":
             reference = StoreReference.of_location(location)
-        elif isinstance(store, MemoryStore):
-            reference = StoreReference(f"lousho-store-{new_id()}", StoreLocation("memory", ""), detached=False)
         else:
             try:
                 reference = StoreReference.of_object(store, new_id())
+                # Started here and not by the session actor that is the first to need it: it must not end with that.
+                reference.actor()
             except Exception as error:
                 raise ConfigurationError(
                     f"The store {type(store).__name__} cannot be moved into an actor: {error}. Use SqliteStore(path), "
