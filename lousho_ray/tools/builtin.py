@@ -19,6 +19,7 @@ from lousho_ray.tools.html_text import html_to_text
 from lousho_ray.tools.net import HostRules, Resolver, system_resolver
 from lousho_ray.tools.results import MAY_HAVE_HAPPENED, to_json
 from lousho_ray.tools.text import clip
+from lousho_ray.tools.threads import TOOL_THREADS
 from lousho_ray.tools.tool import Tool, tool
 
 MAX_CHARS = 50_000
@@ -45,7 +46,7 @@ class WebFetch:
             "finalUrl": response.url,
             "status": response.status,
             "contentType": clip(response.headers.get("content-type", ""), _MAX_HEADER_CHARS),
-            "content": _readable(response),
+            "content": await TOOL_THREADS.run("web_fetch", lambda: _readable(response, self.max_chars)),
             "truncated": response.truncated,
         }
         return _fit(result, "content", self.max_chars)
@@ -174,9 +175,9 @@ def _checked_chars(max_chars: int) -> int:
     return max_chars
 
 
-def _readable(response: Response) -> str:
+def _readable(response: Response, max_chars: int) -> str:
     if "html" in response.media_type:
-        return html_to_text(response.text(), response.url)
+        return html_to_text(response.text(), response.url, max_chars)
     return response.text() if response.is_text else _note(response)
 
 
