@@ -52,6 +52,11 @@ class Budget:
     def elapsed_ms(self) -> float:
         return (self._clock.now() - self._started) * 1000
 
+    @property
+    def limits_cost(self) -> bool:
+        """Whether the run's own limits or those of a run above it cap the cost."""
+        return any(limits.max_cost_usd is not None for limits in (self.limits, *(lead.limits for lead in self.leads)))
+
     async def open(self) -> None:
         if self.ledger is not None:
             await self.ledger.open(self.run_id, self._parent)

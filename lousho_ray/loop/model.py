@@ -5,6 +5,7 @@ Streaming changes only how the reply is obtained. The call runs in a task of its
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
@@ -47,6 +48,9 @@ from lousho_ray.providers.prices import estimate_cost
 from lousho_ray.providers.wrapper import close_stream, open_stream
 from lousho_ray.tokens import estimate_tokens
 from lousho_ray.usage import ProviderUsage, Spend, StepUsage
+
+
+log = logging.getLogger("lousho_ray")
 
 
 class Steered(Exception):  # noqa: N818 - control flow: the call was cut short by `steer()`
@@ -130,6 +134,12 @@ def book_usage(state: RunState, request: GenerateOptions, reply: Reply, deps: Ru
         used = ProviderUsage(estimate_tokens(request.messages) + _tool_tokens(request.tools), _reply_tokens(reply))
     model = (reply.served_by.model if reply.served_by else None) or deps.model or deps.provider.default_model or "unknown"
     cost = Decimal(str(used.cost_usd)) if used.cost_usd is not None else estimate_cost(used, model)
+    if cost is None and state.usage.cost is not None and deps.budget.limits_cost:
+        log.warning(
+            "The price of model %r is not known, so max_cost_usd is not checked in this run; register_model(id=%r, ...) sets it.",
+            model,
+            model,
+        )
     state.usage.add_call(model, used, cost, estimated=estimated)
     entry = StepUsage(state.steps, model, used, estimated, None if cost is None else float(cost))
     state.step_usage.append(entry)
