@@ -100,7 +100,7 @@ def test_every_public_name_is_documented() -> None:
         if inspect.isclass(value) or inspect.isroutine(value):
             # A class without one inherits that of its base, which describes something else; dataclasses make one up.
             own = value.__dict__.get("__doc__") if inspect.isclass(value) else value.__doc__
-            return bool(own) and not own.startswith(f"{name}(")
+            return own is not None and own != "" and not own.startswith(f"{name}(")
         return True
 
     assert [name for name in lousho_ray.__all__ if not documented(name)] == []
