@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
@@ -203,16 +204,14 @@ async def _contained(run: Coroutine[Any, Any, T]) -> T:
 
 async def settle(source: RunSource) -> ExecutionResult[Any]:
     """Awaits a run for `send()`. When the caller is cancelled the run is aborted, and settles before the cancellation goes on."""
-    waiting = asyncio.ensure_future(source.result())
-    cancelled: asyncio.CancelledError | None = None
-    while not waiting.done():
-        try:
-            await asyncio.wait({waiting})
-        except asyncio.CancelledError as error:
-            cancelled = error
-            source.abort("The task awaiting the run was cancelled.")
-    if cancelled is not None:
+    try:
+        return await source.result()
+    except asyncio.CancelledError:
+        source.abort("The task awaiting the run was cancelled.")
+        waiting = asyncio.ensure_future(source.result())
+        while not waiting.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait({waiting})
         if not waiting.cancelled():
             waiting.exception()
-        raise cancelled
-    return waiting.result()
+        raise

@@ -35,7 +35,7 @@ class ToolBatch:
         self._calls = tuple(calls)
         self._state = state
         self._deps = deps
-        self._seen = tuple(message for message in state.messages[:-1] if message.role != "system")
+        self._seen = tuple([message for message in state.messages[:-1] if message.role != "system"])
         self._results: list[Message | None] = [None] * len(self._calls)
         self._recorded = 0
         self._tasks: set[asyncio.Task[None]] = set()

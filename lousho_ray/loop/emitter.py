@@ -32,8 +32,11 @@ class Stamp:
         self._latest = 0.0
 
     def next(self) -> dict[str, Any]:
-        self._latest = max(self._latest, self._clock.wall())
-        seq, self.seq = self.seq, self.seq + 1
+        now = self._clock.wall()
+        if now > self._latest:
+            self._latest = now
+        seq = self.seq
+        self.seq = seq + 1
         return {"run_id": self.run_id, "seq": seq, "timestamp": timestamp(self._latest)}
 
 

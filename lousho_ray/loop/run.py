@@ -317,7 +317,7 @@ def _hook_context(state: RunState, deps: RunDeps, request: GenerateOptions) -> H
 
 def _step_done(state: RunState, deps: RunDeps, reason: str, outcome: StepOutcome, entry: StepUsage | None = None) -> StepOutcome:
     """Reports the end of a step and passes its outcome on."""
-    usage = None if entry is None else EventUsage.of(entry)
+    usage = EventUsage.of(entry) if entry is not None and deps.emitter.on else None
     deps.emitter.emit(StepDone, step=state.steps, finish_reason=reason, usage=usage)
     return outcome
 
@@ -344,7 +344,7 @@ def _unique(calls: tuple[ToolCall, ...], state: RunState) -> tuple[ToolCall, ...
     """The calls under ids that no earlier call of the transcript has: results are paired by id."""
     if not calls:
         return calls
-    taken = {call.id for message in state.messages for call in message.tool_calls}
+    taken = {call.id for message in state.messages if message.tool_calls for call in message.tool_calls}
     renamed: list[ToolCall] = []
     for call in calls:
         name, number = call.id or "call", 1

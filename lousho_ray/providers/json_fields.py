@@ -1,4 +1,4 @@
-"""Reading JSON that others wrote: a field of the wrong type is an absent field."""
+"""Reading JSON that others wrote: a field of the wrong type is an absent field. What `json` reads as an object is a `dict`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 def mapping(value: Any) -> Mapping[str, Any]:
     """An object, or an empty one."""
-    return value if isinstance(value, Mapping) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def objects(value: Any) -> list[Mapping[str, Any]]:
     """The objects of an array."""
-    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def text(value: Any) -> str:

@@ -258,7 +258,7 @@ def chat_usage(raw: Any) -> ProviderUsage | None:
     `prompt_tokens` includes cached tokens and `completion_tokens` reasoning. A server whose total counts reasoning on top of the
     completion means it extra.
     """
-    if not isinstance(raw, Mapping):
+    if not isinstance(raw, dict):
         return None
     prompt, completion = fields.count(raw.get("prompt_tokens")), fields.count(raw.get("completion_tokens"))
     if prompt is None or completion is None or prompt + completion == 0:
@@ -347,7 +347,10 @@ def reasoning_text(message: Mapping[str, Any]) -> str:
         text = message.get(key)
         if isinstance(text, str) and text:
             return text
-    details = fields.objects(message.get("reasoning_details"))
+    details = message.get("reasoning_details")
+    if not details:
+        return ""
+    details = fields.objects(details)
     return "".join(fields.text(detail.get("text")) or fields.text(detail.get("summary")) for detail in details)
 
 

@@ -143,7 +143,7 @@ class ChatStream:
             body = json.loads(data)
         except ValueError as error:
             raise MalformedReplyError(f"A stream event is not JSON: {data[:200]}", provider=self._provider) from error
-        if not isinstance(body, Mapping):
+        if not isinstance(body, dict):
             return []
         if body.get("error") or event.event == "error":
             raise error_body(body, provider=self._provider)
@@ -152,11 +152,12 @@ class ChatStream:
     def _chunk(self, body: Mapping[str, Any]) -> Iterator[Chunk]:
         self._model = self._model or model_of(body)
         # Servers that report usage on every chunk report the sum so far: the last one counts.
-        self._usage = chat_usage(body.get("usage")) or self._usage
+        usage = chat_usage(body.get("usage"))
+        self._usage = usage or self._usage
         choice = next(iter(fields.objects(body.get("choices"))), None)
         if choice is None:
             # The usage chunk comes last; a server that never sends its terminator must not be waited for.
-            self._terminated = self._reason is not None and chat_usage(body.get("usage")) is not None
+            self._terminated = self._reason is not None and usage is not None
             return
         raise_choice_error(choice, self._provider)
         # `message`: a server that streams one whole message

@@ -229,19 +229,15 @@ def _warn_unknown_window(model: str) -> None:
 # ------------------------------------------------------------------------------------------------------------------ look-up
 
 
-def _candidates(id: str) -> Iterator[str]:
+@functools.lru_cache(maxsize=1024)
+def _candidates(id: str) -> tuple[str, ...]:
     """The names an entry may have, in the order they are tried, without repeats."""
     provider, slash, bare = id.partition("/")
     undated = _DATE.sub("", id)
-    seen: set[str] = set()
-    for name in (id, undated):
-        for form in (name, _dashed(name)):
-            if form not in seen:
-                seen.add(form)
-                yield form
+    names = [id, _dashed(id), undated, _dashed(undated)]
     if slash and bare and provider != "openrouter":
-        for name in (id, undated):
-            yield f"openrouter/{name}"
+        names += [f"openrouter/{id}", f"openrouter/{undated}"]
+    return tuple(dict.fromkeys(names))
 
 
 def _dashed(id: str) -> str:
@@ -250,6 +246,8 @@ def _dashed(id: str) -> str:
 
 def _registered_as(name: str) -> ModelInfo | None:
     """The latest user's entry of this exact id, or of this `provider/id`."""
+    if not _registered:
+        return None
     provider, _, rest = name.partition("/")
     return next((i for i in reversed(list(_registered.values())) if i.id == name), None) or _registered.get((provider, rest))
 
