@@ -257,7 +257,8 @@ def check_turn(server: FakeServer, row: Row, played: Played, box: Toolbox) -> No
     if row.used is not None:
         entry = result.step_usage[0]
         if row.used == "estimated":
-            assert entry.estimated and entry.usage.prompt_tokens > 0
+            assert entry.estimated
+            assert entry.usage.prompt_tokens > 0
         else:
             assert (entry.usage.prompt_tokens, entry.usage.completion_tokens, entry.estimated) == (*row.used, False)
         assert result.usage.estimated == entry.estimated
@@ -269,13 +270,16 @@ def check_events(played: Played) -> None:
     if not events:
         return
     assert [event.seq for event in events] == list(range(len(events)))
-    assert [event.type for event in events].count("run.done") == 1 and events[-1].type == "run.done"
+    assert [event.type for event in events].count("run.done") == 1
+    assert events[-1].type == "run.done"
     started = [event.tool_call_id for event in played.of("tool.start")]
     ended = [event.tool_call_id for event in events if event.type in ("tool.done", "tool.error")]
-    assert sorted(started) == sorted(ended) and len(set(started)) == len(started)
+    assert sorted(started) == sorted(ended)
+    assert len(set(started)) == len(started)
     done: Any = events[-1]
     if played.result is None:
-        assert done.finish_reason == "error" and len(played.of("error")) == 1
+        assert done.finish_reason == "error"
+        assert len(played.of("error")) == 1
     else:
         assert (done.finish_reason, done.text) == (played.result.finish_reason, played.result.text)
         written = "".join(message.text for message in played.result.new_messages if message.role == "assistant")
@@ -288,10 +292,12 @@ async def check_next_turn(server: FakeServer, row: Row, session: Session[Any], m
     server.respond(Reply("again", usage=(30, 6)))
     played = await play(session, "second", streamed=mode != "whole")
     assert played.error is None, played.error
-    assert played.result is not None and (played.result.text, played.result.finish_reason) == ("again", "stop")
+    assert played.result is not None
+    assert (played.result.text, played.result.finish_reason) == ("again", "stop")
     assert len(server.requests) == before + 1
     sent = server.requests[-1].raw.decode()
     assert "second" in sent
     if row.error is None:
-        assert "first" in sent and all(name in sent for name, _ in row.runs)
+        assert "first" in sent
+        assert all(name in sent for name, _ in row.runs)
     check_events(played)

@@ -1,5 +1,7 @@
 """Tool calls in every shape that servers of the Chat Completions form send them in (field cases W01 to W14, W28)."""
 
+# ruff: noqa: E501 - one row of a table a line
+
 from __future__ import annotations
 
 import json
@@ -7,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.wire.matrix_support import Mode, Place, Row, cells, check
 
 from lousho_ray.testing.fake_server import DONE, FIN, TC, D, FakeServer, U, completion
+from tests.wire.matrix_support import Mode, Place, Row, cells, check
 
 END = (FIN("tool_calls"), DONE)
 X1, Y2 = '{"x":1}', '{"y":2}'
@@ -150,9 +152,7 @@ IDS = [  # W14
 # fmt: on
 
 
-@pytest.mark.parametrize(
-    ("row", "mode", "place"), cells([*NO_INDEX, *BLANK, *OBJECTS, *NOT_OBJECTS, *REASONS, *ONE_INDEX, *IDS])
-)
+@pytest.mark.parametrize(("row", "mode", "place"), cells([*NO_INDEX, *BLANK, *OBJECTS, *NOT_OBJECTS, *REASONS, *ONE_INDEX, *IDS]))
 async def test_a_call_in_this_shape(fake_server: FakeServer, row: Row, mode: Mode, place: Place, tmp_path: Path) -> None:
     await check(fake_server, row, mode, place, tmp_path)
     if row in BLANK:
@@ -164,6 +164,5 @@ async def test_a_call_in_this_shape(fake_server: FakeServer, row: Row, mode: Mod
         messages = fake_server.requests[1].body["messages"]
         calls = {call["id"]: call["function"] for message in messages for call in message.get("tool_calls", ())}
         results = {message["tool_call_id"]: json.loads(message["content"]) for message in messages if message["role"] == "tool"}
-        assert {id: (call["name"], json.loads(call["arguments"])) for id, call in calls.items()} == {
-            id: (result["ran"], result["args"]) for id, result in results.items()
-        }
+        asked = {key: (call["name"], json.loads(call["arguments"])) for key, call in calls.items()}
+        assert asked == {key: (result["ran"], result["args"]) for key, result in results.items()}
