@@ -6,22 +6,22 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakSet
 
 import ray
 
 from lousho_ray.actors.shipping import Shipment, Warehouse
 from lousho_ray.actors.store import StoreReference
 from lousho_ray.cancellation import AbortReason
+from lousho_ray.durable import StoreParts
 from lousho_ray.errors import AgentExecutionError
 from lousho_ray.events import Event
 from lousho_ray.handle import LocalRun
 from lousho_ray.loop.inbox import QueuedInput
 from lousho_ray.loop.result import ExecutionResult
 from lousho_ray.messages import Message
-from lousho_ray.ports import SessionStore
-from lousho_ray.session import SessionHost, SessionLines, TurnRequest
-from lousho_ray.stores.memory import MemorySessionStore
+from lousho_ray.session import Request
+from lousho_ray.session_host import SessionHost, SessionLines
+from lousho_ray.stores.memory import InMemoryApprovalStore, MemorySessionStore
 from lousho_ray.subagents import Spawner
 
 POLL_S = 10.0
@@ -42,13 +42,18 @@ SESSION_OPTIONS: dict[str, Any] = {
 }
 
 
+QUESTIONS = frozenset({"load", "pending", "approval", "discard_pending", "clear"})
+"""The methods of a session that its handle may call besides starting turns."""
+
+
 @dataclass(frozen=True, slots=True)
 class SessionKey:
-    """Names a session: its id in a store, or in memory that belongs to one handle (`private`)."""
+    """Names a session: its id in a store, or in memory that belongs to one handle (`private`). `parts` are those the store has."""
 
     session_id: str
     store: StoreReference | None = None
     private: str | None = None
+    parts: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
@@ -75,13 +80,12 @@ class SessionActor:
         self._spawner = spawner
         self._warehouse = Warehouse()
         self._lines = SessionLines()
-        self._stores: dict[str, SessionStore] = {}
+        self._stores: dict[str, StoreParts] = {}
         self._turns: dict[str, _Turn] = {}
-        self._hosts: WeakSet[SessionHost] = WeakSet()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._one_spawner: Spawner | None = None
 
-    async def start(self, key: SessionKey, shipment: Shipment, request: TurnRequest) -> None:
+    async def start(self, key: SessionKey, shipment: Shipment, request: Request) -> None:
         """Puts a turn in line. Calling it again for the same run changes nothing."""
         self._loop = asyncio.get_running_loop()
         if request.run_id in self._turns:
@@ -93,11 +97,11 @@ class SessionActor:
         self._turns[request.run_id] = turn = _Turn(run, self._loop, request.observed)
         run.task.add_done_callback(lambda _: turn.finish(lambda: self._turns.pop(request.run_id, None)))
 
-    async def result(self, run_id: str) -> ExecutionResult[Any] | None:
-        """The result of a turn, or what it raised; `None` when it is not over after `POLL_S`."""
+    async def result(self, run_id: str) -> tuple[bool, ExecutionResult[Any] | None]:
+        """Whether a turn is over, and its result (or what it raised). Waits up to `POLL_S`."""
         run = self._turn(run_id).run
         done, _ = await asyncio.wait({run.task}, timeout=POLL_S)
-        return run.task.result() if done else None
+        return (True, run.task.result()) if done else (False, None)
 
     async def read(self, run_id: str, cursor: int) -> EventBatch:
         """The events of a turn from `cursor` on; waits up to `POLL_S` for the first."""
@@ -107,11 +111,11 @@ class SessionActor:
         turn.seen()
         return EventBatch(events, cursor, turn.run.log.at_end(cursor))
 
-    async def load(self, key: SessionKey) -> list[Message]:
-        return await self._store(key).load(key.session_id) or []
-
-    async def clear(self, key: SessionKey, shipment: Shipment) -> int:
-        return await (await self._host(key, shipment)).clear()
+    async def call(self, key: SessionKey, shipment: Shipment, method: str, *args: Any) -> Any:
+        """One of the questions a handle asks of its session: see `QUESTIONS`."""
+        if method not in QUESTIONS:
+            raise AgentExecutionError(f"A session has no method {method!r}.")
+        return await getattr(await self._host(key, shipment), method)(*args)
 
     async def applied(self, run_id: str, input_id: str) -> bool:
         """Whether an input that was enqueued or steered joined its run; waits until that is known."""
@@ -146,16 +150,23 @@ class SessionActor:
 
     async def _host(self, key: SessionKey, shipment: Shipment) -> SessionHost:
         definition = await self._warehouse.unpack(shipment)
-        store = self._store(key)
+        parts = self._parts(key)
         if self._one_spawner is None:
             self._one_spawner = self._spawner()
         spawner = self._one_spawner
-        return SessionHost(definition, key.session_id, store, self._lines.of(store, key.session_id), lambda: spawner)
+        line = self._lines.of(parts.sessions, key.session_id)
+        return SessionHost(definition, key.session_id, parts, line, lambda: spawner)
 
-    def _store(self, key: SessionKey) -> SessionStore:
+    def _parts(self, key: SessionKey) -> StoreParts:
+        """The store's parts that the user's store has; what it lacks is kept in this process."""
         name = key.store.name if key.store is not None else key.private or ""
         if name not in self._stores:
-            self._stores[name] = key.store.connect().sessions if key.store is not None else MemorySessionStore()
+            remote = key.store.connect() if key.store is not None else None
+            self._stores[name] = StoreParts(
+                MemorySessionStore() if remote is None else remote.sessions,
+                remote.checkpoints if remote is not None and "checkpoints" in key.parts else None,
+                remote.approvals if remote is not None and "approvals" in key.parts else InMemoryApprovalStore(),
+            )
         return self._stores[name]
 
     def _turn(self, run_id: str) -> _Turn:

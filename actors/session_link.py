@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import weakref
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -17,6 +17,7 @@ from lousho_ray.actors.session import POLL_S, SessionKey
 from lousho_ray.actors.shipping import Shipment, Shipper
 from lousho_ray.cancellation import AbortReason
 from lousho_ray.definition import AgentDefinition
+from lousho_ray.durable import PendingTurn
 from lousho_ray.errors import AgentExecutionError
 from lousho_ray.eventlog import EventLog
 from lousho_ray.events import Event, RunDone
@@ -26,7 +27,7 @@ from lousho_ray.loop.emitter import Emitter, Stamp
 from lousho_ray.loop.result import ExecutionResult
 from lousho_ray.messages import Message
 from lousho_ray.ports import Observer
-from lousho_ray.session import TurnRequest
+from lousho_ray.session import Request
 
 START_TIMEOUT_S = 120.0
 
@@ -49,21 +50,34 @@ class HostedLink:
         self._actor: Any = None
         self._last_start: asyncio.Task[None] | None = None
 
-    def start(self, request: TurnRequest, observers: Sequence[Observer]) -> RunSource:
+    def start(self, request: Request, observers: Sequence[Observer]) -> RunSource:
         turn = HostedTurn(self, request, observers)
         # Actors do not keep the order of calls: a start is sent when the one before it has been answered.
         self._last_start = turn.begin(after=self._last_start)
         return turn
 
     async def load(self) -> list[Message]:
-        key, actor = await self.connect()
-        messages: list[Message] = await ask(actor.load.remote(key), self.what)
+        messages: list[Message] = await self._call("load")
         return messages
 
+    async def pending(self) -> PendingTurn | None:
+        pending: PendingTurn | None = await self._call("pending")
+        return pending
+
+    async def approval(self, approval_id: str) -> Mapping[str, Any] | None:
+        record: Mapping[str, Any] | None = await self._call("approval", approval_id)
+        return record
+
+    async def discard_pending(self) -> None:
+        await self._call("discard_pending")
+
     async def clear(self) -> int:
-        key, actor = await self.connect()
-        count: int = await ask(actor.clear.remote(key, await self._ship()), self.what)
+        count: int = await self._call("clear")
         return count
+
+    async def _call(self, method: str, *args: Any) -> Any:
+        key, actor = await self.connect()
+        return await ask(actor.call.remote(key, await self._ship(), method, *args), self.what)
 
     async def connect(self) -> tuple[SessionKey, Any]:
         if self._key is None:
@@ -75,7 +89,7 @@ class HostedLink:
                 weakref.finalize(self, _forget, self._actor, self._key.private).atexit = False
         return self._key, self._actor
 
-    async def send(self, request: TurnRequest) -> Any:
+    async def send(self, request: Request) -> Any:
         """Puts a turn in line; returns the actor it runs in."""
         key, actor = await self.connect()
         shipment = await self._ship()
@@ -93,7 +107,7 @@ class HostedLink:
 class HostedTurn:
     """A turn that runs in a session actor, as its handle sees it. Events come by long-poll with a cursor."""
 
-    def __init__(self, link: HostedLink, request: TurnRequest, observers: Sequence[Observer]) -> None:
+    def __init__(self, link: HostedLink, request: Request, observers: Sequence[Observer]) -> None:
         self.run_id = request.run_id
         self._link = link
         self._request = replace(request, observed=request.observed or bool(observers))
@@ -146,13 +160,12 @@ class HostedTurn:
         actor = await asyncio.shield(self._started)
         while True:
             try:
-                result: ExecutionResult[Any] | None = await ask(
-                    actor.result.remote(self.run_id), self._link.what, timeout_s=POLL_S * 3
-                )
+                over, result = await ask(actor.result.remote(self.run_id), self._link.what, timeout_s=POLL_S * 3)
             except ActorLostError as error:
                 raise ActorLostError(f"{error.detail} The turn's outcome is unknown: load the session, then send again.") from error
-            if result is not None:
-                return result
+            if over:
+                ended: ExecutionResult[Any] = result
+                return ended
 
     async def _read(self, cursor: int) -> tuple[list[Event], int, bool]:
         try:

@@ -9,13 +9,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
+from lousho_ray.approvals import Approvals
 from lousho_ray.cancellation import CancelToken
 from lousho_ray.definition import AgentDefinition
+from lousho_ray.durable import PendingTurn, StoredPauses, StoreParts, sessions_of
 from lousho_ray.errors import ConfigurationError
 from lousho_ray.events import Event
 from lousho_ray.handle import AgentRun, Input, LocalRun, settle
 from lousho_ray.ids import check_session_id, new_id, new_session_id
 from lousho_ray.limits.limiter import RateLimiter
+from lousho_ray.loop.checkpoint import RunFacts
 from lousho_ray.loop.emitter import Emitter, Stamp, guarded
 from lousho_ray.loop.input import as_messages
 from lousho_ray.loop.open import CallOptions, RunContext
@@ -25,9 +28,12 @@ from lousho_ray.loop_thread import SYNC_LOOP
 from lousho_ray.messages import Message
 from lousho_ray.option_checks import RUN_KEYWORDS, SESSION_KEYWORDS, check_choice, check_positive_int, check_text, unknown_keyword
 from lousho_ray.options import ModelSettings, parse_options, parse_reasoning
-from lousho_ray.ports import Observer, SessionStore
-from lousho_ray.session import TURN_POLICIES, SessionLink, TurnPolicy, TurnRequest, cleared_event, transcript
+from lousho_ray.ports import ApprovalStore, Observer
+from lousho_ray.session import TURN_POLICIES, ResumeRequest, SessionLink, TurnPolicy, TurnRequest, cleared_event, transcript
+from lousho_ray.session_host import LocalLink, SessionHost
+from lousho_ray.stores.memory import InMemoryApprovalStore, MemorySessionStore
 from lousho_ray.subagents import Spawner, open_with_subagents
+from lousho_ray.turns import TurnLine
 
 T = TypeVar("T")
 
@@ -43,8 +49,15 @@ class Runtime(Protocol):
         """Runs sub-agents. Starts nothing before the first of them."""
         ...
 
-    def session(self, definition: AgentDefinition, session_id: str, store: Any) -> SessionLink:
-        """The link to a session; starts nothing before its first call. `store`: a store, a session store, or `None`."""
+    def session(self, definition: AgentDefinition, session_id: str, store: Any, approvals: ApprovalStore) -> SessionLink:
+        """The link to a session; starts nothing before its first call.
+
+        `store` is a store, a session store, or `None`; `approvals` is where pauses go when it has no part for them.
+        """
+        ...
+
+    async def reach(self, store: Any) -> Any:
+        """A store as this process reaches it: itself, or what stands for it on the cluster."""
         ...
 
     async def share(self, limiter: RateLimiter) -> None:
@@ -58,6 +71,8 @@ class Agent(Generic[T]):
     def __init__(self, definition: AgentDefinition, runtime: RuntimeName) -> None:
         self._definition = definition
         self._runtime_name: RuntimeName = runtime
+        self._own_approvals: ApprovalStore = definition.approval_store or InMemoryApprovalStore()
+        self._approvals: Approvals[T] = Approvals(self._approval_store, self._link_of)
 
     @property
     def name(self) -> str:
@@ -66,6 +81,11 @@ class Agent(Generic[T]):
     @property
     def description(self) -> str | None:
         return self._definition.description
+
+    @property
+    def approvals(self) -> Approvals[T]:
+        """The calls of this agent that wait for a person."""
+        return self._approvals
 
     @property
     def definition(self) -> AgentDefinition:
@@ -119,7 +139,12 @@ class Agent(Generic[T]):
         policy: Any = check_choice(options.get("turn_policy") or "wait", "turn_policy", TURN_POLICIES)
         store = next((item for item in (options.get("store"), self._definition.store) if sessions_of(item) is not None), None)
         session_id = new_session_id() if id is None else check_session_id(id, "id")
-        return Session(self._definition, session_id, policy, self.runtime().session(self._definition, session_id, store))
+        link = self.runtime().session(self._definition, session_id, store, self._own_approvals)
+        return Session(self._definition, session_id, policy, link, self._approvals)
+
+    async def resume(self, id: str) -> ExecutionResult[T] | None:
+        """Finishes the interrupted turn of session `id`; `None` when nothing is pending."""
+        return await self.session(id).resume()
 
     async def ready(self) -> None:
         """Connects what the agent needs before its first run. Optional."""
@@ -149,6 +174,7 @@ class Agent(Generic[T]):
         if observed:
             sinks.append(turn.log.append)
         turn.start(self._run(turn, messages, call, sinks, observed=observed))
+        turn.task.add_done_callback(self._note_pause)
         if cancel is not None:
             disarm = cancel.arm()
             turn.task.add_done_callback(lambda _: disarm())
@@ -164,7 +190,10 @@ class Agent(Generic[T]):
         observed: bool,
     ) -> ExecutionResult[T]:
         emitter = Emitter(Stamp(turn.run_id), sinks, drain=turn.log.drain if observed else None)
+        facts = RunFacts(self.name, None, call.principal, call.metadata)
         context = RunContext(turn.run_id, messages, emitter, turn.signal, inbox=turn.inbox, call=call)
+        context.pauses = StoredPauses(self._own_approvals, facts, ttl_ms=self._definition.approval_ttl_ms)
+        context.approve_in_code = not observed
         try:
             spawner = self.runtime().spawner() if self._definition.subagents else None
             for limiter in named_limiters(self._definition):
@@ -176,6 +205,26 @@ class Agent(Generic[T]):
             raise
         return await run(state, deps)
 
+    async def _approval_store(self) -> ApprovalStore:
+        """Where pauses of other processes are found: the agent's own approval store, else the store's part."""
+        store = self._definition.store
+        part = None if store is None or self._definition.approval_store is not None else getattr(store, "approvals", None)
+        if part is None:
+            return self._own_approvals
+        reached: ApprovalStore = (await self.runtime().reach(store)).approvals
+        return reached
+
+    def _link_of(self, session_id: str | None) -> SessionLink:
+        """Where a decision is carried out: in the session the pause belongs to, or here for a plain run."""
+        if session_id is not None:
+            return self.session(session_id).link
+        parts = StoreParts(MemorySessionStore(), None, self._own_approvals)
+        return LocalLink(SessionHost(self._definition, "run", parts, TurnLine(), self.runtime().spawner, anonymous=True))
+
+    def _note_pause(self, task: asyncio.Task[ExecutionResult[Any]]) -> None:
+        if not task.cancelled() and task.exception() is None and task.result().approval_id is not None:
+            self._approvals.made(str(task.result().approval_id), self._link_of(None))
+
     def __repr__(self) -> str:
         provider = self._definition.provider
         model = self._definition.model if isinstance(self._definition.model, str) else getattr(provider, "default_model", None)
@@ -185,8 +234,11 @@ class Agent(Generic[T]):
 class Session(Generic[T]):
     """A conversation's handle. One turn runs at a time, in the order of the calls."""
 
-    def __init__(self, definition: AgentDefinition, id: str, policy: TurnPolicy, link: SessionLink) -> None:
+    def __init__(
+        self, definition: AgentDefinition, id: str, policy: TurnPolicy, link: SessionLink, approvals: Approvals[Any]
+    ) -> None:
         self._definition = definition
+        self._approvals = approvals
         self._policy: TurnPolicy = policy
         self._link = link
         self._messages: tuple[Message, ...] = ()
@@ -216,9 +268,16 @@ class Session(Generic[T]):
     def stream_sync(self, input: Input, **options: Any) -> Iterator[Event]:
         return _sync_events(lambda: self.stream(input, **options))
 
+    @property
+    def link(self) -> SessionLink:
+        """The way to the session's host."""
+        return self._link
+
     def saw(self, result: ExecutionResult[Any]) -> None:
-        """Takes over the transcript that a turn of this handle left."""
-        if result.finish_reason != "aborted":
+        """Takes over what a turn of this handle left: its transcript, or its pause."""
+        if result.approval_id is not None:
+            self._approvals.made(result.approval_id, self._link)
+        if result.finish_reason not in ("aborted", "awaiting-approval"):
             self._messages = tuple(transcript(result))
 
     async def load(self) -> list[Message]:
@@ -228,6 +287,24 @@ class Session(Generic[T]):
 
     def load_sync(self) -> list[Message]:
         return SYNC_LOOP.run(self.load())
+
+    async def pending(self) -> PendingTurn | None:
+        """The turn that has not ended (interrupted, failed, or waiting for a decision); `None` when there is none."""
+        return await self._link.pending()
+
+    async def resume(self) -> ExecutionResult[T] | None:
+        """Finishes the interrupted turn: recorded results and replies are reused. `None` when nothing is pending."""
+        result: ExecutionResult[T] | None = await settle(self._link.start(ResumeRequest(new_id("run_")), self._observers()))
+        if result is not None:
+            self.saw(result)
+        return result
+
+    async def discard_pending(self) -> None:
+        """Drops the unfinished turn without running anything."""
+        await self._link.discard_pending()
+
+    def resume_sync(self) -> ExecutionResult[T] | None:
+        return SYNC_LOOP.run(self.resume())
 
     async def clear(self) -> None:
         """Empties the transcript. Raises `LOUSHO_SESSION_BUSY` while a turn runs or waits."""
@@ -247,39 +324,40 @@ class Session(Generic[T]):
 
     def _start(self, input: Input, options: Mapping[str, Any], where: str, *, observed: bool) -> _Turn:
         call, cancel = call_options(options, f"session.{where}()")
-        observers = [guarded(listener) for listener in (self._definition.on_event, *self._listeners) if listener is not None]
         request = TurnRequest(new_id("run_"), as_messages(input), self._policy, call, observed)
-        source = self._link.start(request, observers)
+        source = self._link.start(request, self._observers())
         return _Turn(source, self, cancel)
+
+    def _observers(self) -> list[Observer]:
+        return [guarded(listener) for listener in (self._definition.on_event, *self._listeners) if listener is not None]
 
     def __repr__(self) -> str:
         return f"<Session {self.id!r} of {self._definition.name!r}, {len(self._messages)} messages>"
 
 
 class _Turn:
-    """A session's turn as its handle sees it: refreshes `session.messages` once it is over."""
+    """A session's turn as its handle sees it: the handle learns what the turn left, whether anybody awaits its result or not."""
 
     def __init__(self, source: Any, session: Session[Any], cancel: CancelToken | None) -> None:
-        self._source = source
-        self._session = session
         self.run_id: str = source.run_id
         self.read = source.read
         self.enqueue = source.enqueue
         self.steer = source.steer
         self.abort = source.abort
         self.leave = source.leave
-        self._disarm: Callable[[], None] | None = None
+        self._ended = asyncio.ensure_future(self._end(source, session))
+        self._ended.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         if cancel is not None:
-            self._disarm = cancel.arm()
+            disarm = cancel.arm()
+            self._ended.add_done_callback(lambda _: disarm())
             cancel.signal.on_abort(source.abort)
 
     async def result(self) -> ExecutionResult[Any]:
-        try:
-            result: ExecutionResult[Any] = await self._source.result()
-        finally:
-            if self._disarm is not None:
-                self._disarm()
-        self._session.saw(result)
+        return await asyncio.shield(self._ended)
+
+    async def _end(self, source: Any, session: Session[Any]) -> ExecutionResult[Any]:
+        result: ExecutionResult[Any] = await source.result()
+        session.saw(result)
         return result
 
 
@@ -327,14 +405,6 @@ def named_limiters(definition: AgentDefinition) -> list[RateLimiter]:
         found += getattr(provider, "limiters", ())
         provider = getattr(provider, "inner", None)
     return [limiter for limiter in found if isinstance(limiter, RateLimiter) and limiter.name is not None]
-
-
-def sessions_of(store: Any) -> SessionStore | None:
-    """The session part of a store: the object's `sessions`, or the object itself when it is one."""
-    if store is None:
-        return None
-    part = getattr(store, "sessions", store)
-    return part if part is None or hasattr(part, "load") else None
 
 
 def _need_loop(what: str, instead: str) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 from lousho_ray.events import Event
 from lousho_ray.options import Limits, ModelSettings, RateLimits, ReasoningOptions, Retry
-from lousho_ray.ports import AgentStore, Limiter, LLMProvider, SessionStore
+from lousho_ray.ports import AgentStore, ApprovalStore, Limiter, LLMProvider, SessionStore
 
 if TYPE_CHECKING:
     from lousho_ray.agent import Agent
@@ -37,6 +37,8 @@ class CreateAgentOptions(TypedDict, total=False):
     subagents: Mapping[str, Agent[Any]]
     max_subagent_depth: int
     store: AgentStore | SessionStore
+    approval_store: ApprovalStore
+    approval_ttl_ms: float
     approve: Callable[[Mapping[str, Any]], Any]
     retry: Retry | Mapping[str, Any] | Literal[False]
     fallback_models: Sequence[str | LLMProvider]

@@ -63,7 +63,10 @@ def create_agent(*, output: Any = None, **options: Any) -> Agent[Any]:
         subagents: Name -> agent with a description, offered through the `task` tool.
         max_subagent_depth: How deep sub-agents may nest (1; 0 = never offered).
         store: Where sessions are kept; see `memory_store()` and `SqliteStore`.
-        approve: `fn(call) -> bool | str`: decides calls of tools with `needs_approval`.
+        approve: `fn(call) -> bool | str`: decides calls of tools with `needs_approval` in code; without it (and in streams) the run
+            pauses until `agent.approvals.resolve()`.
+        approval_store: Where pauses are kept; default the store's part, else memory.
+        approval_ttl_ms: How long a pause can be approved; by default it never expires.
         retry: `max_retries` (2), `backoff`, `timeout_ms`, `idle_timeout_ms`, ...; `False` sends each call once.
         fallback_models: `provider/model` strings (or providers) tried in order when the model still fails.
         rate_limit: `requests_per_minute`, `tokens_per_minute`, `max_concurrent`, or a `create_rate_limiter()`.
@@ -85,7 +88,7 @@ def create_agent(*, output: Any = None, **options: Any) -> Agent[Any]:
         if name not in OPTIONS:
             raise unknown_keyword(name, OPTIONS, "create_agent()")
     given = {name: value for name, value in options.items() if value is not None}
-    tools = _tools(given.get("tools", ()), has_approver="approve" in given)
+    tools = _tools(given.get("tools", ()))
     concurrency = given.get("tool_concurrency", "unbounded")
     definition = AgentDefinition(
         name=check_text(given.get("name", "agent"), "name"),
@@ -109,6 +112,8 @@ def create_agent(*, output: Any = None, **options: Any) -> Agent[Any]:
         max_subagent_depth=check_positive_int(given.get("max_subagent_depth", 1), "max_subagent_depth", minimum=0),
         hooks=check_hooks(given.get("hooks", ())),
         approve=check_callable(given["approve"], "approve") if "approve" in given else None,
+        approval_store=_approval_store(given.get("approval_store")),
+        approval_ttl_ms=check_positive_number(given["approval_ttl_ms"], "approval_ttl_ms") if "approval_ttl_ms" in given else None,
         store=_store(given.get("store")),
         on_event=_listener(given.get("on_event")),
         **_providers(given),
@@ -208,7 +213,7 @@ def _bare_model(given: Mapping[str, Any]) -> Any:
     return model if "provider" in given or callable(model) else None
 
 
-def _tools(tools: Any, *, has_approver: bool) -> Mapping[str, AnyTool] | Callable[[Any], Any]:
+def _tools(tools: Any) -> Mapping[str, AnyTool] | Callable[[Any], Any]:
     if (
         callable(tools)
         and not isinstance(tools, Sequence | Mapping)
@@ -218,14 +223,9 @@ def _tools(tools: Any, *, has_approver: bool) -> Mapping[str, AnyTool] | Callabl
         resolver: Callable[[Any], Any] = tools
         return resolver
     collected = collect_tools(tools)
-    for name, tool in collected.items():
+    for name in collected:
         if name in RESERVED_TOOL_NAMES:
             raise ConfigurationError(f"The tool name '{name}' is reserved for sub-agents; rename your tool.", field="tools")
-        if tool.needs_approval is not False and not has_approver:
-            raise ConfigurationError(
-                f"Tool '{name}' needs approval, and nobody can give it: pass approve=fn, which decides each such call.",
-                field="approve",
-            )
     return collected
 
 
@@ -259,6 +259,13 @@ def _rate_limit(rate_limit: Any) -> RateLimiter | None:
         limiter: RateLimiter = rate_limit
         return limiter
     return create_rate_limiter(rate_limit)
+
+
+def _approval_store(store: Any) -> Any:
+    for method in ("save", "load", "resolve") if store is not None else ():
+        if not callable(getattr(store, method, None)):
+            raise ConfigurationError(f"approval_store ({type(store).__name__}) has no method {method}().", field="approval_store")
+    return store
 
 
 def _store(store: Any) -> Any:

@@ -48,6 +48,8 @@ class AgentDefinition:
     approve: Callable[[Mapping[str, Any]], Any] | None = None
     output: OutputContract | None = None
     output_prompt: bool | Literal["auto"] = "auto"
+    approval_store: Any = None
+    approval_ttl_ms: float | None = None
     store: Any = None
     on_event: Callable[[Any], None] | None = None
 

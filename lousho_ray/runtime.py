@@ -19,6 +19,7 @@ from lousho_ray.session_host import LocalLink, SessionHost, SessionLines
 from lousho_ray.subagents import LocalSpawner, Spawner
 
 LIMITERS = "lousho-limiters"
+PARTS = ("sessions", "checkpoints", "approvals")
 
 
 class LocalRuntime:
@@ -36,6 +37,9 @@ class LocalRuntime:
     def session(self, definition: AgentDefinition, session_id: str, store: Any, approvals: Any) -> SessionLink:
         parts = store_parts(store, approvals)
         return LocalLink(SessionHost(definition, session_id, parts, self._lines.of(parts.sessions, session_id), self.spawner))
+
+    async def reach(self, store: Any) -> Any:
+        return store
 
     async def share(self, limiter: RateLimiter) -> None:
         """A limiter in one process is shared already."""
@@ -62,9 +66,18 @@ class RayRuntime:
 
         async def key() -> SessionKey:
             reference = None if store is None else await asyncio.to_thread(self._reference, store)
-            return SessionKey(session_id, reference, private)
+            return SessionKey(
+                session_id, reference, private, tuple(part for part in PARTS if getattr(store, part, None) is not None)
+            )
 
         return HostedLink(definition, key, self._on_this_loop, _session_actor)
+
+    async def reach(self, store: Any) -> Any:
+        """The store behind its actor."""
+        from lousho_ray.actors.cluster import attached
+
+        await attached()
+        return (await asyncio.to_thread(self._reference, store)).connect()
 
     async def share(self, limiter: RateLimiter) -> None:
         """Moves a limiter to the cluster's limiter actor, where every job finds it by its name."""

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from lousho_ray.loop.result import ToolCallRecord
-from lousho_ray.loop.state import RunState, Status
+from lousho_ray.errors import error_name, message_of
+from lousho_ray.loop.inbox import Inbox
+from lousho_ray.loop.result import ExecutionResult, ToolCallRecord
+from lousho_ray.loop.state import Decision, RunState, Status
 from lousho_ray.messages import Message, decode_bytes, encode_bytes
 from lousho_ray.ports import CheckpointStore
 from lousho_ray.usage import ProviderUsage, StepUsage, Usage
@@ -83,9 +85,13 @@ def thaw(data: Mapping[str, Any], run_id: str) -> tuple[RunState, list[Message]]
 class Recorder:
     """Keeps the checkpoint of one run."""
 
-    def __init__(self, store: CheckpointStore, key: str, facts: RunFacts, *, revision: int = 0) -> None:
+    def __init__(self, store: CheckpointStore, key: str, facts: RunFacts, *, revision: int = 0, attempts: int = 0) -> None:
         self.key = key
         self.facts = facts
+        self.decisions: dict[str, Decision] = {}
+        self._last: dict[str, Any] | None = None
+        self._noting: set[asyncio.Task[None]] = set()
+        self._attempts = attempts
         self._store = store
         self._revision = revision
         self._lock = asyncio.Lock()
@@ -105,17 +111,52 @@ class Recorder:
             if self._saved >= wanted and status == "in-progress" and not extra:
                 return
             covers = self._asked
-            self._revision += 1
-            await self._store.save({**self._record(state, waiting), "status": status, "revision": self._revision, **extra})
+            await self._write({**self._record(state, waiting), "status": status, **extra})
             self._saved = covers
 
+    async def decide(self, call_id: str, decision: Decision, state: RunState, waiting: tuple[Message, ...]) -> None:
+        """Replaces a pause by the run in progress with its decision: a crash from here on does not ask again."""
+        self.decisions[call_id] = decision
+        await self.save(state, waiting)
+
+    async def finished(self, result: ExecutionResult[Any]) -> None:
+        """Marks the run as finished, with the whole conversation: nothing of it is asked for again."""
+        async with self._lock:
+            messages = [_frozen(message) for message in result.messages]
+            await self._write(
+                {**(self._last or {}), "messages": messages, "status": "finished", "finishReason": result.finish_reason}
+            )
+
+    async def failed(self, error: BaseException) -> None:
+        """Notes a failure that trying again cannot mend, beside the last good state."""
+        async with self._lock:
+            if self._last is not None:
+                about = {"name": error_name(error), "message": message_of(error), "code": getattr(error, "code", None)}
+                await self._write({**self._last, "lastError": about, "attempts": self._attempts + 1})
+
+    def note(self, state: RunState, inbox: Inbox) -> None:
+        """Saves soon: input was queued. What goes wrong shows at the next save."""
+        task = asyncio.ensure_future(self.save(state, inbox.pending))
+        self._noting.add(task)
+        task.add_done_callback(self._noting.discard)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+
     async def delete(self) -> None:
+        if self._noting:
+            await asyncio.wait(self._noting)
         async with self._lock:
             await self._store.delete(self.key)
+
+    async def _write(self, record: dict[str, Any]) -> None:
+        self._revision += 1
+        await self._store.save({**record, "revision": self._revision})
+        self._last = record
 
     def _record(self, state: RunState, waiting: tuple[Message, ...]) -> dict[str, Any]:
         data = freeze(state)
         data["messages"] += [_frozen(message) for message in waiting]
+        if self.decisions:
+            data["decisions"] = {call_id: asdict(decision) for call_id, decision in self.decisions.items()}
         facts = self.facts
         data |= {"sessionId": self.key, "agentId": facts.agent_id, "metadata": encode_bytes(dict(facts.metadata))}
         if facts.session_id is not None and facts.session_id != self.key:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from lousho_ray.cancellation import AbortSignal
@@ -43,6 +43,7 @@ class Inbox:
         self._call: AbortSignal | None = None
         self._steered = False
         self._emitter: Emitter | None = None
+        self._taken: Callable[[], None] | None = None
         self._closed = False
 
     @property
@@ -63,9 +64,10 @@ class Inbox:
     def closed(self) -> bool:
         return self._closed
 
-    def open(self, emitter: Emitter) -> None:
-        """The run has started: report what was queued before, and everything from now on."""
+    def open(self, emitter: Emitter, on_input: Callable[[], None] | None = None) -> None:
+        """The run has started: report what was queued before, and everything from now on. `on_input` is told of new input."""
         self._emitter = emitter
+        self._taken = on_input
         for item in self._waiting:
             emitter.emit(InputQueued, id=item.id, text=item.text)
 
@@ -77,6 +79,8 @@ class Inbox:
         self._waiting.append(item)
         if self._emitter is not None:
             self._emitter.emit(InputQueued, id=item.id, text=item.text)
+        if self._taken is not None:
+            self._taken()
 
     def steer(self, item: QueuedInput) -> None:
         """Adds an input and, when a model call is in flight that has put nothing out yet, cuts that call short."""
@@ -89,6 +93,8 @@ class Inbox:
         if self._emitter is not None:
             mode = "immediate" if call is not None else "queued"
             self._emitter.emit(InputSteered, id=item.id, text=item.text, mode=mode)
+        if self._taken is not None:
+            self._taken()
         if call is not None:
             call.abort("steered")
 

@@ -49,7 +49,6 @@ from lousho_ray.providers.wrapper import close_stream, open_stream
 from lousho_ray.tokens import estimate_tokens
 from lousho_ray.usage import ProviderUsage, Spend, StepUsage
 
-
 log = logging.getLogger("lousho_ray")
 
 

@@ -16,7 +16,7 @@ from lousho_ray.loop.emitter import Emitter
 from lousho_ray.loop.hooks import HookChain
 from lousho_ray.loop.inbox import Inbox
 from lousho_ray.loop.result import ExecutionResult
-from lousho_ray.loop.state import RunDeps, RunState
+from lousho_ray.loop.state import Decision, Pauses, ResolvedApproval, RunDeps, RunState, StateRecorder
 from lousho_ray.messages import Message, system
 from lousho_ray.options import ModelSettings, merge_settings
 from lousho_ray.ports import Ledger, Limiter, LLMProvider, Reasoning
@@ -39,7 +39,11 @@ class CallOptions:
 
 @dataclass(slots=True)
 class RunContext:
-    """What a run gets from whoever opens it: the caller, a session, or the lead of a sub-agent."""
+    """What a run gets from whoever opens it: the caller, a session, or the lead of a sub-agent.
+
+    `resume` is the state of an unfinished run that goes on, with the `decisions` on its paused calls by call id. `approve` callbacks
+    decide only where `approve_in_code` is set: a streamed run pauses.
+    """
 
     run_id: str
     input: Sequence[Message]
@@ -58,6 +62,12 @@ class RunContext:
     tool_concurrency: int | None = None
     subagent: Mapping[str, Any] | None = None
     commit: Callable[[ExecutionResult[Any]], Awaitable[None]] | None = None
+    resume: RunState | None = None
+    decisions: Mapping[str, Decision] = field(default_factory=dict)
+    resolved: ResolvedApproval | None = None
+    recorder: StateRecorder | None = None
+    pauses: Pauses | None = None
+    approve_in_code: bool = True
     clock: Clock = SYSTEM_CLOCK
 
 
@@ -97,7 +107,9 @@ async def open_run(
         provider = with_rate_limit(provider, limiters)
     output_block = _output_block(definition, provider, model)
     prompt = "\n\n".join(part for part in (instructions, *system_blocks, output_block) if part)
-    state = RunState(context.run_id, [system(prompt), *context.history, *context.input], opened_at=1 + len(context.history))
+    state = context.resume
+    if state is None:
+        state = RunState(context.run_id, [system(prompt), *context.history, *context.input], opened_at=1 + len(context.history))
     call = context.call
     deps = RunDeps(
         agent_name=definition.name,
@@ -130,7 +142,11 @@ async def open_run(
         subagent=context.subagent,
         call_instructions=call.instructions,
         hooks=HookChain((*context.hooks, *definition.hooks)),
-        approve=context.approve or definition.approve,
+        approve=(context.approve or definition.approve) if context.approve_in_code else None,
+        pauses=context.pauses,
+        decisions=context.decisions,
+        recorder=context.recorder,
+        resolved=context.resolved,
         services=services,
         commit=context.commit,
         clock=context.clock,

@@ -82,6 +82,7 @@ class RunDeps:
     pauses: Pauses | None = None
     decisions: Mapping[str, Decision] = field(default_factory=dict)
     recorder: StateRecorder | None = None
+    resolved: ResolvedApproval | None = None
     services: Any = None
     commit: Callable[[ExecutionResult[Any]], Awaitable[None]] | None = None
     clock: Clock = SYSTEM_CLOCK
@@ -98,6 +99,10 @@ class StateRecorder(Protocol):
         self, state: RunState, waiting: tuple[Message, ...] = (), *, status: Status = "in-progress", **extra: Any
     ) -> None:
         """Returns once the state, as it is now or newer, is stored. `waiting` is input that has not joined yet."""
+        ...
+
+    def note(self, state: RunState, inbox: Inbox) -> None:
+        """Saves soon, without waiting: input was queued."""
         ...
 
 
@@ -118,6 +123,17 @@ class Decision:
     by: str | None = None
     args: Mapping[str, Any] | None = None
     expired: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedApproval:
+    """The decision that a continuation begins with, for its `approval.resolved` event. `asked_at` is ISO 8601."""
+
+    approval_id: str
+    tool_call_id: str
+    tool_name: str
+    decision: Decision
+    asked_at: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

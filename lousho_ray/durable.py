@@ -1,0 +1,184 @@
+"""Durable runs: the parts of a store a run uses, how a pause is written down, and what an unfinished run left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lousho_ray.clock import SYSTEM_CLOCK, Clock, timestamp
+from lousho_ray.errors import CompactedLLMProviderError, LoushoError, ResumeToolMissingError, SessionAwaitingApprovalError
+from lousho_ray.ids import new_id
+from lousho_ray.loop.checkpoint import RunFacts, freeze
+from lousho_ray.loop.state import Ask, Decision, RunState
+from lousho_ray.messages import Message, ToolCall, encode_bytes, unanswered_calls
+from lousho_ray.ports import ApprovalStore, CheckpointStore, SessionStore
+from lousho_ray.stores.memory import MemorySessionStore
+from lousho_ray.tools.registry import find_tool
+
+
+@dataclass(frozen=True, slots=True)
+class StoreParts:
+    """Where a session keeps its transcript, its unfinished turn (`None`: not durable) and its pauses."""
+
+    sessions: SessionStore
+    checkpoints: CheckpointStore | None
+    approvals: ApprovalStore
+
+
+def sessions_of(store: Any) -> SessionStore | None:
+    """The session part of a store: the object's `sessions`, or the object itself when it is one."""
+    if store is None:
+        return None
+    part = getattr(store, "sessions", store)
+    return part if part is None or hasattr(part, "load") else None
+
+
+def store_parts(store: Any, approvals: ApprovalStore) -> StoreParts:
+    """The parts a session uses: each of the store's own, else a transcript and pauses in memory, and no checkpoints."""
+    return StoreParts(
+        sessions_of(store) or MemorySessionStore(),
+        getattr(store, "checkpoints", None),
+        getattr(store, "approvals", None) or approvals,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PendingTurn:
+    """A turn that has not ended: `session.pending()`."""
+
+    status: str
+    approval_id: str | None = None
+    approval_kind: str | None = None
+    last_error: Mapping[str, Any] | None = None
+    attempts: int = 0
+
+    @classmethod
+    def of(cls, checkpoint: Mapping[str, Any]) -> PendingTurn:
+        return cls(
+            checkpoint.get("status", "in-progress"),
+            checkpoint.get("approvalId"),
+            checkpoint.get("approvalKind"),
+            checkpoint.get("lastError"),
+            checkpoint.get("attempts", 0),
+        )
+
+
+class StoredPauses:
+    """Writes pauses into an approval store."""
+
+    def __init__(
+        self,
+        store: ApprovalStore,
+        facts: RunFacts,
+        *,
+        key: str | None = None,
+        ttl_ms: float | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._store = store
+        self._facts = facts
+        self._key = key
+        self._ttl_ms = ttl_ms
+        self._clock = clock
+
+    async def open(self, state: RunState, ask: Ask, waiting: tuple[Message, ...]) -> Mapping[str, Any]:
+        """Saves the pause and the snapshot to go on from; returns the pending record."""
+        now = self._clock.wall()
+        pending: dict[str, Any] = {
+            "id": new_id("appr_"),
+            "toolCallId": ask.call.id,
+            "toolName": ask.call.name,
+            "args": encode_bytes(dict(ask.args)),
+            "agentId": self._facts.agent_id,
+            "createdAt": timestamp(now),
+            "kind": ask.kind,
+        }
+        if self._ttl_ms is not None:
+            pending["expiresAt"] = timestamp(now + self._ttl_ms / 1000)
+        if ask.question is not None:
+            pending["question"] = dict(ask.question)
+        if self._facts.principal is not None:
+            pending["principal"] = encode_bytes(self._facts.principal)
+        await self._store.save(pending, self._snapshot(state, ask, waiting))
+        return pending
+
+    def _snapshot(self, state: RunState, ask: Ask, waiting: tuple[Message, ...]) -> dict[str, Any]:
+        snapshot = freeze(state)
+        snapshot["messages"] += [message.to_dict() for message in waiting]
+        calls = unanswered_calls(state.messages)
+        snapshot["remainingToolCalls"] = [call.id for call in calls if call.id != ask.call.id]
+        snapshot["metadata"] = encode_bytes(dict(self._facts.metadata))
+        if self._key is not None:
+            snapshot["sessionId"] = self._key
+        if self._facts.session_id is not None:
+            snapshot["session"] = self._facts.session_id
+        if self._facts.principal is not None:
+            snapshot["principal"] = encode_bytes(self._facts.principal)
+        if self._facts.fingerprint is not None:
+            snapshot["agentFingerprint"] = dict(self._facts.fingerprint)
+        return snapshot
+
+
+def turn_key(session_id: str, transcript_length: int) -> str:
+    """The checkpoint id of a session's turn: another process finds it without any bookkeeping."""
+    return f"{session_id}.turn-{transcript_length}"
+
+
+def awaiting(session_id: str, pending: PendingTurn) -> SessionAwaitingApprovalError:
+    kind = pending.approval_kind or "tool"
+    return SessionAwaitingApprovalError(
+        f"Session '{session_id}' waits for a decision on approval '{pending.approval_id}'.",
+        session_id=session_id,
+        approval_id=pending.approval_id or "",
+        approval_kind=kind,
+    )
+
+
+def approval_not_found(approval_id: str) -> LoushoError:
+    return LoushoError(f"There is no open approval '{approval_id}'.", code="LOUSHO_APPROVAL_NOT_FOUND")
+
+
+def approval_orphaned(approval_id: str) -> LoushoError:
+    return LoushoError(
+        f"The turn that paused for approval '{approval_id}' no longer exists; the tool was not run.",
+        code="LOUSHO_APPROVAL_ORPHANED",
+    )
+
+
+def settled_decision(decision: Decision, pending: Mapping[str, Any], now: float) -> Decision:
+    """The decision, or a denial when it comes at or after the pause's expiry. A late rejection stays a rejection."""
+    expires_at = pending.get("expiresAt")
+    if expires_at is not None and decision.approved and timestamp(now) >= expires_at:
+        return Decision(False, decision.note, decision.by, expired=True)
+    return decision
+
+
+def decisions_of(checkpoint: Mapping[str, Any]) -> dict[str, Decision]:
+    """The decisions a run in progress was taken up with: calls decided on are not asked for again."""
+    return {call_id: Decision(**decision) for call_id, decision in checkpoint.get("decisions", {}).items()}
+
+
+def failed_for_good(error: BaseException) -> bool:
+    """Whether a turn failed in a way that trying it again cannot mend: credentials, an invalid request, a context overflow."""
+    if not isinstance(error, CompactedLLMProviderError) or error.compacted is None:
+        return False
+    status = error.compacted.status
+    if error.compacted.category in ("auth-failure", "context-length-exceeded"):
+        return True
+    return status is not None and 400 <= status < 500 and status not in (408, 409, 425, 429)
+
+
+def check_tools(state: RunState, tools: Mapping[str, Any], decided: str | None) -> None:
+    """A resumed run needs the tools of its open calls.
+
+    Raises:
+        ResumeToolMissingError: `LOUSHO_RESUME_TOOL_MISSING`.
+    """
+    open_calls: tuple[ToolCall, ...] = unanswered_calls(state.messages)
+    for call in open_calls:
+        known = any(record.id == call.id for record in state.tool_calls) or call.id == decided
+        if known and find_tool(tools, call.name) is None:
+            raise ResumeToolMissingError(
+                f"The run waits on a call of tool '{call.name}', which the agent no longer has.", tool_name=call.name
+            )

@@ -1,0 +1,373 @@
+"""`SessionHost`: runs the turns of a session, one at a time, and keeps what they leave in a store."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
+
+from lousho_ray.clock import SYSTEM_CLOCK, Clock
+from lousho_ray.definition import AgentDefinition
+from lousho_ray.durable import (
+    PendingTurn,
+    StoredPauses,
+    StoreParts,
+    approval_not_found,
+    approval_orphaned,
+    awaiting,
+    check_tools,
+    decisions_of,
+    failed_for_good,
+    settled_decision,
+    turn_key,
+)
+from lousho_ray.errors import LoushoError, SessionTurnFailedError
+from lousho_ray.events import RunDone
+from lousho_ray.handle import LocalRun
+from lousho_ray.loop.checkpoint import Recorder, RunFacts, thaw
+from lousho_ray.loop.emitter import Emitter, Stamp
+from lousho_ray.loop.inbox import QueuedInput
+from lousho_ray.loop.open import CallOptions, RunContext
+from lousho_ray.loop.result import ExecutionResult
+from lousho_ray.loop.run import run
+from lousho_ray.loop.state import Decision, ResolvedApproval, RunDeps, RunState
+from lousho_ray.messages import Message, complete_prefix, decode_bytes
+from lousho_ray.ports import Observer, SessionStore
+from lousho_ray.session import DecisionRequest, Request, ResumeRequest, TurnRequest, transcript
+from lousho_ray.subagents import Spawner, open_with_subagents
+from lousho_ray.turns import Place, TurnLine
+
+T = TypeVar("T")
+
+log = logging.getLogger("lousho_ray")
+
+
+class SessionLines:
+    """The lines of all sessions of one process, by store and id: two handles on one session share a line."""
+
+    def __init__(self) -> None:
+        self._lines: WeakValueDictionary[tuple[int, str], TurnLine[LocalRun]] = WeakValueDictionary()
+
+    def of(self, store: SessionStore, session_id: str) -> TurnLine[LocalRun]:
+        key = (id(store), session_id)
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = TurnLine()
+        return line
+
+
+class SessionHost:
+    """Runs the turns of one session: one at a time, in the order of the calls.
+
+    A finished turn is saved in one write before its `run.done` is reported. An aborted turn saves nothing. With a checkpoint store
+    a turn is durable: what it has done so far is stored as it goes on, and a later call finishes it. An `anonymous` host continues
+    the paused run of a plain `send()`, whose tools see no session.
+    """
+
+    def __init__(
+        self,
+        definition: AgentDefinition,
+        session_id: str,
+        parts: StoreParts,
+        line: TurnLine[LocalRun],
+        spawner: Callable[[], Spawner] | None,
+        *,
+        anonymous: bool = False,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._definition = definition
+        self._id = session_id
+        self._name = None if anonymous else session_id
+        self._parts = parts
+        self._line = line
+        self._spawner = spawner
+        self._clock = clock
+
+    # -------------------------------------------------------------------------------------------------- taking a place in line
+
+    def start(self, request: Request, observers: Sequence[Observer] = ()) -> LocalRun:
+        """Puts a request in line and returns its run. Must be called on the event loop that runs the session's turns."""
+        turn = LocalRun(request.run_id)
+        emitter = _emitter(turn, observers, observed=request.observed)
+        match request:
+            case TurnRequest():
+                self._enter_or_join(turn, request, emitter)
+            case DecisionRequest():
+                turn.start(self._in_line(turn, self._line.enter(turn), lambda: self._decided_turn(turn, request, emitter)))
+            case ResumeRequest():
+                turn.start(self._in_line(turn, self._line.enter(turn), lambda: self._finish_pending(turn, emitter)))
+        return turn
+
+    def _enter_or_join(self, turn: LocalRun, request: TurnRequest, emitter: Emitter) -> None:
+        target = self._line.last() if request.policy != "wait" else None
+        if target is None:
+            turn.start(self._in_line(turn, self._line.enter(turn), lambda: self._new_turn(turn, request, emitter)))
+            return
+        item = QueuedInput(request.input)
+        (target.inbox.steer if request.policy == "steer" else target.inbox.enqueue)(item)
+        place = self._line.join(turn, lambda: item.applied.done() and item.applied.result())
+        turn.start(self._joined_turn(turn, place, target, item, request, emitter))
+
+    async def _in_line(self, turn: LocalRun, place: Place[LocalRun], body: Callable[[], Awaitable[Any]]) -> Any:
+        try:
+            await _unless_aborted(place.wait(), turn)
+            return await body()
+        finally:
+            turn.inbox.close()
+            place.leave()
+
+    async def _joined_turn(
+        self, turn: LocalRun, place: Place[LocalRun], target: LocalRun, item: QueuedInput, request: TurnRequest, emitter: Emitter
+    ) -> ExecutionResult[Any]:
+        """Waits for the turn that was joined; its own turn after all when that one ended without taking the input."""
+        if not await asyncio.shield(item.applied):
+            await asyncio.wait({target.task})
+            if not target.task.cancelled() and target.task.exception() is not None:
+                place.leave()
+                return await _reported(target.result(), emitter)
+            result: ExecutionResult[Any] = await self._in_line(turn, place, lambda: self._new_turn(turn, request, emitter))
+            return result
+        place.leave()
+        result = await _reported(target.result(), emitter)
+        emitter.emit(RunDone, finish_reason=result.finish_reason, text=result.text)
+        return result
+
+    # --------------------------------------------------------------------------------------------------------------- the turns
+
+    async def _new_turn(self, turn: LocalRun, request: TurnRequest, emitter: Emitter) -> ExecutionResult[Any]:
+        left_behind = LocalRun(turn.run_id, abort=turn.signal)
+        await _reported(self._finish_pending(left_behind, Emitter(Stamp(turn.run_id)), fresh=False), emitter)
+        history = await _reported(self.load(), emitter)
+        facts = RunFacts(self._definition.name, self._name, request.call.principal, request.call.metadata)
+        recorder = self._recorder(turn_key(self._id, len(history)), facts)
+        context = self._context(turn, emitter, facts, recorder)
+        context.input, context.history, context.call = request.input, history, request.call
+        context.approve_in_code = not request.observed
+        context.commit = lambda result: self._commit(result, recorder)
+        return await self._drive(context, recorder, emitter)
+
+    async def _finish_pending(self, turn: LocalRun, emitter: Emitter, *, fresh: bool = True) -> ExecutionResult[Any] | None:
+        """Finishes the turn an earlier process (or a failure) left behind; `None` when there is none.
+
+        `fresh` says that this is a `resume()`, which also retries a turn that failed for good.
+        """
+        checkpoints = self._parts.checkpoints
+        if checkpoints is None:
+            return None
+        history = await self.load()
+        key = turn_key(self._id, len(history))
+        saved = await checkpoints.load(key)
+        if saved is None:
+            return None
+        pending = PendingTurn.of(saved)
+        if pending.status == "awaiting-approval":
+            raise awaiting(self._id, pending)
+        if pending.last_error is not None and not fresh:
+            raise SessionTurnFailedError(
+                f"The last turn of session '{self._id}' failed and was not retried: {pending.last_error.get('message')}",
+                last_error=pending.last_error,
+                attempts=pending.attempts,
+            )
+        state, waiting = thaw(saved, turn.run_id)
+        facts = _facts_of(saved, self._definition.name, self._name)
+        recorder = self._recorder(key, facts, revision=saved.get("revision", 0), attempts=pending.attempts)
+        decisions = decisions_of(saved)
+        if pending.status == "finished":
+            await self._parts.sessions.save(self._id, complete_prefix(state.messages[1:]))
+            await checkpoints.delete(key)
+            return None
+        return await self._continue(turn, emitter, state, waiting, facts, recorder, decisions)
+
+    async def _decided_turn(self, turn: LocalRun, request: DecisionRequest, emitter: Emitter) -> ExecutionResult[Any]:
+        """Takes a paused turn up again with the decision. Of several deciders one gets the record."""
+        record = await _reported(self._claim(request.approval_id), emitter)
+        pending, snapshot = record
+        key = snapshot.get("sessionId")
+        saved = None
+        if self._parts.checkpoints is not None and key is not None:
+            saved = await self._parts.checkpoints.load(key)
+            if saved is None or saved.get("approvalId") != request.approval_id:
+                raise approval_orphaned(request.approval_id)
+        decision = settled_decision(request.decision, pending, self._clock.wall())
+        state, waiting = thaw(snapshot, turn.run_id)
+        facts = _facts_of(snapshot, self._definition.name, self._name)
+        recorder = None if saved is None else self._recorder(str(key), facts, revision=saved.get("revision", 0))
+        call_id = pending["toolCallId"]
+        if recorder is not None:
+            # From here on the record is gone: the decision itself must survive a crash, so that the call is not asked for again.
+            await recorder.decide(call_id, decision, state, tuple(waiting))
+        resolved = ResolvedApproval(request.approval_id, call_id, pending["toolName"], decision, pending.get("createdAt"))
+        return await self._continue(turn, emitter, state, waiting, facts, recorder, {call_id: decision}, resolved)
+
+    async def _continue(
+        self,
+        turn: LocalRun,
+        emitter: Emitter,
+        state: RunState,
+        waiting: Sequence[Message],
+        facts: RunFacts,
+        recorder: Recorder | None,
+        decisions: Mapping[str, Decision],
+        resolved: ResolvedApproval | None = None,
+    ) -> ExecutionResult[Any]:
+        """Drives an unfinished turn on from its state."""
+        kept = len(complete_prefix(state.messages[1:]))
+        context = self._context(turn, emitter, facts, recorder)
+        context.resume, context.decisions, context.resolved = state, decisions, resolved
+        if recorder is not None:
+            recorder.decisions.update(decisions)
+        context.call = CallOptions(principal=facts.principal, metadata=facts.metadata)
+        context.commit = lambda result: self._commit(result, recorder, continued_from=None if recorder is not None else kept)
+        if waiting:
+            turn.inbox.enqueue(QueuedInput(tuple(waiting)))
+        return await self._drive(context, recorder, emitter)
+
+    async def _drive(self, context: RunContext, recorder: Recorder | None, emitter: Emitter) -> ExecutionResult[Any]:
+        spawner = self._spawner() if self._spawner is not None else None
+        depth = self._definition.max_subagent_depth
+        opening = open_with_subagents(self._definition, "", context, depth, spawner)
+        state, deps = await _reported(opening, emitter)
+        if context.resume is not None:
+            await _reported(_checked_tools(state, deps, context), emitter)
+        elif recorder is not None:
+            await _reported(recorder.save(state), emitter)
+        try:
+            return await run(state, deps)
+        except Exception as error:
+            if recorder is not None and failed_for_good(error):
+                await recorder.failed(error)
+            raise
+
+    async def _commit(self, result: ExecutionResult[Any], recorder: Recorder | None, continued_from: int | None = None) -> None:
+        """Saves a turn that has ended. An aborted one is dropped; a durable one that pauses stays in its checkpoint."""
+        if result.finish_reason == "aborted":
+            if result.tool_calls:
+                names = ", ".join(sorted({call.name for call in result.tool_calls}))
+                log.warning("Session %r dropped an aborted turn whose tools had run: %s", self._id, names)
+            if recorder is not None:
+                await recorder.delete()
+            return
+        if result.finish_reason == "awaiting-approval" and recorder is not None:
+            return
+        messages = transcript(result)
+        if continued_from is not None:
+            # Other turns may have run while this one waited: what it adds goes to the end of the present transcript.
+            messages = [*await self.load(), *messages[continued_from:]]
+        if recorder is None:
+            await self._parts.sessions.save(self._id, messages)
+            return
+        # Both in one go: either alone is enough to find the turn again after a crash.
+        await asyncio.gather(recorder.finished(result), self._parts.sessions.save(self._id, messages))
+        await recorder.delete()
+
+    # ---------------------------------------------------------------------------------------------------- looking and clearing
+
+    async def load(self) -> list[Message]:
+        return await self._parts.sessions.load(self._id) or []
+
+    async def pending(self) -> PendingTurn | None:
+        saved = await self._saved_turn()
+        return None if saved is None or saved[1].get("status") == "finished" else PendingTurn.of(saved[1])
+
+    async def approval(self, approval_id: str) -> Mapping[str, Any] | None:
+        record = await self._parts.approvals.load(approval_id)
+        return None if record is None else record[0]
+
+    async def discard_pending(self) -> None:
+        saved = await self._saved_turn()
+        if saved is not None and self._parts.checkpoints is not None:
+            await self._parts.checkpoints.delete(saved[0])
+
+    async def clear(self) -> int:
+        if not self._line.idle:
+            raise LoushoError(f"Session '{self._id}' cannot be cleared while a turn runs or waits.", code="LOUSHO_SESSION_BUSY")
+        pending = await self.pending()
+        if pending is not None and pending.status == "awaiting-approval":
+            raise awaiting(self._id, pending)
+        count = len(await self.load())
+        await self.discard_pending()
+        delete_prefix = getattr(self._parts.checkpoints, "delete_prefix", None)
+        if delete_prefix is not None:
+            await delete_prefix(f"{self._id}.turn-")
+        await self._parts.sessions.save(self._id, [])
+        return count
+
+    async def _saved_turn(self) -> tuple[str, dict[str, Any]] | None:
+        if self._parts.checkpoints is None:
+            return None
+        key = turn_key(self._id, len(await self.load()))
+        saved = await self._parts.checkpoints.load(key)
+        return None if saved is None else (key, saved)
+
+    async def _claim(self, approval_id: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        record = await self._parts.approvals.resolve(approval_id)
+        if record is None:
+            raise approval_not_found(approval_id)
+        return record
+
+    def _recorder(self, key: str, facts: RunFacts, *, revision: int = 0, attempts: int = 0) -> Recorder | None:
+        store = self._parts.checkpoints
+        return None if store is None else Recorder(store, key, facts, revision=revision, attempts=attempts)
+
+    def _context(self, turn: LocalRun, emitter: Emitter, facts: RunFacts, recorder: Recorder | None) -> RunContext:
+        key = None if recorder is None else recorder.key
+        return RunContext(
+            run_id=turn.run_id,
+            input=(),
+            emitter=emitter,
+            abort=turn.signal,
+            inbox=turn.inbox,
+            session_id=self._name,
+            recorder=recorder,
+            pauses=StoredPauses(self._parts.approvals, facts, key=key, ttl_ms=self._definition.approval_ttl_ms, clock=self._clock),
+        )
+
+
+class LocalLink:
+    """A session in this process."""
+
+    def __init__(self, host: SessionHost) -> None:
+        self._host = host
+        self.start = host.start
+        self.load = host.load
+        self.pending = host.pending
+        self.approval = host.approval
+        self.discard_pending = host.discard_pending
+        self.clear = host.clear
+
+
+async def _unless_aborted(wait: Awaitable[None], turn: LocalRun) -> None:
+    """Waits for a place in line; an abort ends the wait, and the run then ends before it calls a model."""
+    waiting = asyncio.ensure_future(wait)
+    aborted = asyncio.ensure_future(turn.signal.wait())
+    try:
+        await asyncio.wait({waiting, aborted}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+        aborted.cancel()
+
+
+def _emitter(turn: LocalRun, observers: Sequence[Observer], *, observed: bool) -> Emitter:
+    sinks = (*observers, turn.log.append) if observed else tuple(observers)
+    return Emitter(Stamp(turn.run_id), sinks, drain=turn.log.drain if observed else None)
+
+
+async def _reported(awaitable: Awaitable[T], emitter: Emitter) -> T:
+    """Awaits what comes before a run begins: a failure there has only `error` and `run.done`."""
+    try:
+        return await awaitable
+    except Exception as error:
+        emitter.fail(error)
+        raise
+
+
+async def _checked_tools(state: RunState, deps: RunDeps, context: RunContext) -> None:
+    check_tools(state, deps.tools, next(iter(context.decisions), None))
+
+
+def _facts_of(record: Mapping[str, Any], agent: str, session_id: str | None) -> RunFacts:
+    """Who an unfinished run goes on as: the caller it was started by."""
+    metadata = decode_bytes(record.get("metadata", {}))
+    return RunFacts(agent, session_id, decode_bytes(record.get("principal")), metadata, record.get("agentFingerprint"))
