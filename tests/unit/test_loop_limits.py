@@ -131,9 +131,12 @@ async def test_a_cost_the_provider_reports_wins_over_the_table() -> None:
     assert result.finish_reason == "budget-exceeded"
 
 
-async def test_an_unknown_price_is_not_checked() -> None:
+async def test_an_unknown_price_is_not_checked_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
     # COST-11, COST-12, RUN-62, RUN-71
     result = await looping(limits={"max_cost_usd": 0.000001}, max_steps=3).send("Go")
+    warnings = [record.getMessage() for record in caplog.records if "register_model" in record.getMessage()]
+    assert len(warnings) == 1
+    assert "mock-model" in warnings[0]
     assert result.finish_reason == "max-steps"
     assert result.usage.cost_usd is None
     assert result.usage.by_model["mock-model"].cost_usd is None
