@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lousho_ray.agent import Agent, Session
+    from lousho_ray.agent import Agent
     from lousho_ray.agent_options import CreateAgentOptions
     from lousho_ray.cancellation import AbortSignal, CancelToken
     from lousho_ray.create import create_agent
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
         with_rate_limit,
         with_retry,
     )
+    from lousho_ray.session_handle import Session
     from lousho_ray.stores.files import FileSessionStore, file_store
     from lousho_ray.stores.memory import MemorySessionStore, memory_store
     from lousho_ray.stores.sqlite import SqliteStore
@@ -66,7 +67,7 @@ if TYPE_CHECKING:
     from lousho_ray.usage import Usage, format_usage
 
 _HOMES: dict[str, tuple[str, ...]] = {
-    "agent": ("Agent", "Session"),
+    "agent": ("Agent",),
     "agent_options": ("CreateAgentOptions",),
     "cancellation": ("AbortSignal", "CancelToken"),
     "create": ("create_agent",),
@@ -95,6 +96,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         *("OpenRouterProvider", "PiProvider", "estimate_cost", "get_model_info", "list_models", "register_model"),
         *("resolve_provider", "with_fallback", "with_rate_limit", "with_retry"),
     ),
+    "session_handle": ("Session",),
     "stores.files": ("FileSessionStore", "file_store"),
     "stores.memory": ("MemorySessionStore", "memory_store"),
     "stores.sqlite": ("SqliteStore",),

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from lousho_ray.approvals import Approvals
-from lousho_ray.cancellation import CancelToken
+from lousho_ray.call_options import call_options
 from lousho_ray.definition import AgentDefinition
-from lousho_ray.durable import PendingTurn, StoredPauses, StoreParts, sessions_of
-from lousho_ray.errors import ConfigurationError
+from lousho_ray.durable import StoredPauses, StoreParts, sessions_of
 from lousho_ray.events import Event
 from lousho_ray.handle import AgentRun, Input, LocalRun, settle
 from lousho_ray.ids import check_session_id, new_id, new_session_id
@@ -26,13 +25,14 @@ from lousho_ray.loop.result import ExecutionResult
 from lousho_ray.loop.run import run
 from lousho_ray.loop_thread import SYNC_LOOP
 from lousho_ray.messages import Message
-from lousho_ray.option_checks import RUN_KEYWORDS, SESSION_KEYWORDS, check_choice, check_positive_int, check_text, unknown_keyword
-from lousho_ray.options import ModelSettings, parse_options, parse_reasoning
+from lousho_ray.option_checks import SESSION_KEYWORDS, check_choice, unknown_keyword
 from lousho_ray.ports import ApprovalStore, Observer
-from lousho_ray.session import TURN_POLICIES, ResumeRequest, SessionLink, TurnPolicy, TurnRequest, cleared_event, transcript
+from lousho_ray.session import TURN_POLICIES, SessionLink
+from lousho_ray.session_handle import Session
 from lousho_ray.session_host import LocalLink, SessionHost
 from lousho_ray.stores.memory import InMemoryApprovalStore, MemorySessionStore
 from lousho_ray.subagents import Spawner, open_with_subagents
+from lousho_ray.sync_calls import need_loop, sync_events
 from lousho_ray.turns import TurnLine
 
 T = TypeVar("T")
@@ -117,12 +117,12 @@ class Agent(Generic[T]):
 
         Takes what `send()` takes. Wrong options raise here, before there is a handle.
         """
-        _need_loop("stream()", "send_sync() or stream_sync()")
+        need_loop("stream()", "send_sync() or stream_sync()")
         return AgentRun(self._start(input, options, "stream", observed=True))
 
     def stream_sync(self, input: Input, **options: Any) -> Iterator[Event]:
         """The events of a run as a plain iterator; closing it early aborts the run."""
-        return _sync_events(lambda: self.stream(input, **options))
+        return sync_events(lambda: self.stream(input, **options))
 
     def session(self, id: str | None = None, **options: Any) -> Session[T]:
         """A conversation: `session.send()` and `session.stream()` see what came before.
@@ -231,165 +231,6 @@ class Agent(Generic[T]):
         return f"<Agent {self.name!r} provider={getattr(provider, 'name', None)!r} model={model!r}>"
 
 
-class Session(Generic[T]):
-    """A conversation's handle. One turn runs at a time, in the order of the calls."""
-
-    def __init__(
-        self, definition: AgentDefinition, id: str, policy: TurnPolicy, link: SessionLink, approvals: Approvals[Any]
-    ) -> None:
-        self._definition = definition
-        self._approvals = approvals
-        self._policy: TurnPolicy = policy
-        self._link = link
-        self._messages: tuple[Message, ...] = ()
-        self._listeners: list[Observer] = []
-        self.id = id
-
-    @property
-    def messages(self) -> list[Message]:
-        """The transcript as this handle last saw it (messages are immutable): after each of its own calls and `load()`."""
-        return list(self._messages)
-
-    async def send(self, input: Input, **options: Any) -> ExecutionResult[T]:
-        """Runs a turn and returns its result. Takes what `agent.send()` takes.
-
-        While a turn runs, `turn_policy` decides: wait for it, or join it (and return its result).
-        """
-        return await settle(self._start(input, options, "send", observed=False))
-
-    def send_sync(self, input: Input, **options: Any) -> ExecutionResult[T]:
-        return SYNC_LOOP.run(self.send(input, **options))
-
-    def stream(self, input: Input, **options: Any) -> AgentRun[T]:
-        """Starts a turn and returns its handle; `run.done` comes once the turn is saved."""
-        _need_loop("session.stream()", "session.send_sync() or session.stream_sync()")
-        return AgentRun(self._start(input, options, "stream", observed=True))
-
-    def stream_sync(self, input: Input, **options: Any) -> Iterator[Event]:
-        return _sync_events(lambda: self.stream(input, **options))
-
-    @property
-    def link(self) -> SessionLink:
-        """The way to the session's host."""
-        return self._link
-
-    def saw(self, result: ExecutionResult[Any]) -> None:
-        """Takes over what a turn of this handle left: its transcript, or its pause."""
-        if result.approval_id is not None:
-            self._approvals.made(result.approval_id, self._link)
-        if result.finish_reason not in ("aborted", "awaiting-approval"):
-            self._messages = tuple(transcript(result))
-
-    async def load(self) -> list[Message]:
-        """Reads the saved transcript; an unknown id has an empty one."""
-        self._messages = tuple(await self._link.load())
-        return self.messages
-
-    def load_sync(self) -> list[Message]:
-        return SYNC_LOOP.run(self.load())
-
-    async def pending(self) -> PendingTurn | None:
-        """The turn that has not ended (interrupted, failed, or waiting for a decision); `None` when there is none."""
-        return await self._link.pending()
-
-    async def resume(self) -> ExecutionResult[T] | None:
-        """Finishes the interrupted turn: recorded results and replies are reused. `None` when nothing is pending."""
-        result: ExecutionResult[T] | None = await settle(self._link.start(ResumeRequest(new_id("run_")), self._observers()))
-        if result is not None:
-            self.saw(result)
-        return result
-
-    async def discard_pending(self) -> None:
-        """Drops the unfinished turn without running anything."""
-        await self._link.discard_pending()
-
-    def resume_sync(self) -> ExecutionResult[T] | None:
-        return SYNC_LOOP.run(self.resume())
-
-    async def clear(self) -> None:
-        """Empties the transcript. Raises `LOUSHO_SESSION_BUSY` while a turn runs or waits."""
-        count = await self._link.clear()
-        self._messages = ()
-        event = cleared_event(self.id, count)
-        for listener in tuple(self._listeners):
-            guarded(listener)(event)
-
-    def clear_sync(self) -> None:
-        SYNC_LOOP.run(self.clear())
-
-    def on(self, listener: Observer) -> Callable[[], None]:
-        """Calls `listener(event)` for each event of this handle's turns and `context.cleared`; the returned function ends it."""
-        self._listeners.append(listener)
-        return lambda: self._listeners.remove(listener) if listener in self._listeners else None
-
-    def _start(self, input: Input, options: Mapping[str, Any], where: str, *, observed: bool) -> _Turn:
-        call, cancel = call_options(options, f"session.{where}()")
-        request = TurnRequest(new_id("run_"), as_messages(input), self._policy, call, observed)
-        source = self._link.start(request, self._observers())
-        return _Turn(source, self, cancel)
-
-    def _observers(self) -> list[Observer]:
-        return [guarded(listener) for listener in (self._definition.on_event, *self._listeners) if listener is not None]
-
-    def __repr__(self) -> str:
-        return f"<Session {self.id!r} of {self._definition.name!r}, {len(self._messages)} messages>"
-
-
-class _Turn:
-    """A session's turn as its handle sees it: the handle learns what the turn left, whether anybody awaits its result or not."""
-
-    def __init__(self, source: Any, session: Session[Any], cancel: CancelToken | None) -> None:
-        self.run_id: str = source.run_id
-        self.read = source.read
-        self.enqueue = source.enqueue
-        self.steer = source.steer
-        self.abort = source.abort
-        self.leave = source.leave
-        self._ended = asyncio.ensure_future(self._end(source, session))
-        self._ended.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-        if cancel is not None:
-            disarm = cancel.arm()
-            self._ended.add_done_callback(lambda _: disarm())
-            cancel.signal.on_abort(source.abort)
-
-    async def result(self) -> ExecutionResult[Any]:
-        return await asyncio.shield(self._ended)
-
-    async def _end(self, source: Any, session: Session[Any]) -> ExecutionResult[Any]:
-        result: ExecutionResult[Any] = await source.result()
-        session.saw(result)
-        return result
-
-
-def call_options(options: Mapping[str, Any], where: str) -> tuple[CallOptions, CancelToken | None]:
-    """Checks the options of one `send()` / `stream()`.
-
-    Raises:
-        ConfigurationError: `LOUSHO_CONFIG_INVALID`, with `field`; a keyword that belongs elsewhere says where.
-    """
-    known = RUN_KEYWORDS - {"permission_mode"}
-    for name in options:
-        if name not in known:
-            raise unknown_keyword(name, known, where)
-    given = {name: value for name, value in options.items() if value is not None}
-    metadata = given.get("metadata", {})
-    if not isinstance(metadata, Mapping):
-        raise ConfigurationError(f"metadata must be a dict, not {type(metadata).__name__}.", field="metadata")
-    cancel = given.get("cancel")
-    if cancel is not None and not isinstance(cancel, CancelToken):
-        raise ConfigurationError(f"cancel must be a CancelToken, not {type(cancel).__name__}.", field="cancel")
-    settings = given.get("model_settings")
-    call = CallOptions(
-        model_settings=None if settings is None else parse_options(ModelSettings, settings),
-        max_steps=check_positive_int(given["max_steps"], "max_steps") if "max_steps" in given else None,
-        instructions=check_text(given["instructions"], "instructions") if "instructions" in given else None,
-        reasoning=parse_reasoning(given.get("reasoning")),
-        metadata=dict(metadata),
-        principal=given.get("principal"),
-    )
-    return call, cancel
-
-
 @functools.cache
 def _runtime(name: RuntimeName) -> Runtime:
     """The process's runtime of that kind. Imported by name: the composition of everything lies above this module."""
@@ -405,34 +246,3 @@ def named_limiters(definition: AgentDefinition) -> list[RateLimiter]:
         found += getattr(provider, "limiters", ())
         provider = getattr(provider, "inner", None)
     return [limiter for limiter in found if isinstance(limiter, RateLimiter) and limiter.name is not None]
-
-
-def _need_loop(what: str, instead: str) -> None:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        raise ConfigurationError(f"{what} needs a running event loop; from plain code use {instead}.") from None
-
-
-def _sync_events(start: Callable[[], AgentRun[Any]]) -> Iterator[Event]:
-    """The events of a run whose loop is the process's own loop thread."""
-
-    async def begin() -> tuple[AgentRun[Any], Any]:
-        run = start()
-        return run, aiter(run)
-
-    async def following(events: Any) -> Event | None:
-        return await anext(events, None)
-
-    run, events = SYNC_LOOP.run(begin())
-    try:
-        while (event := SYNC_LOOP.run(following(events))) is not None:
-            yield event
-    finally:
-        SYNC_LOOP.run(events.aclose())
-        SYNC_LOOP.run(_wait(run))
-
-
-async def _wait(run: AgentRun[Any]) -> None:
-    async with run:
-        pass

@@ -53,7 +53,7 @@ class AbortSignal:
 
     def __init__(self) -> None:
         self._reason: AbortReason | None = None
-        self._callbacks: dict[int, Callable[[AbortReason], None]] = {}
+        self._callbacks: dict[int, Callable[[AbortReason], object]] = {}
         self._lock = threading.Lock()
 
     @property
@@ -75,7 +75,7 @@ class AbortSignal:
             callback(self._reason)
         return True
 
-    def on_abort(self, callback: Callable[[AbortReason], None]) -> Callable[[], None]:
+    def on_abort(self, callback: Callable[[AbortReason], object]) -> Callable[[], None]:
         """Calls `callback(reason)` once the signal fires (at once when it has). Returns a function that takes it back."""
         with self._lock:
             if self._reason is None:
@@ -84,7 +84,7 @@ class AbortSignal:
         callback(self._reason)
         return lambda: None
 
-    def _forget(self, callback: Callable[[AbortReason], None]) -> None:
+    def _forget(self, callback: Callable[[AbortReason], object]) -> None:
         with self._lock:
             self._callbacks.pop(id(callback), None)
 
@@ -122,11 +122,12 @@ class AbortSignal:
         task = loop.create_task(coroutine)
         wake = loop.create_future()
 
-        def fire(_: AbortReason) -> None:
-            loop.call_soon_threadsafe(lambda: wake.done() or wake.set_result(None))
+        def stir(_: object = None) -> None:
+            if not wake.done():
+                wake.set_result(None)
 
-        forget = self.on_abort(fire)
-        task.add_done_callback(lambda _: wake.done() or wake.set_result(None))
+        forget = self.on_abort(lambda _: loop.call_soon_threadsafe(stir))
+        task.add_done_callback(stir)
         try:
             await wake
         except asyncio.CancelledError:
@@ -134,11 +135,12 @@ class AbortSignal:
             raise
         finally:
             forget()
-        if task.done() and not (self._reason is not None and task.cancelled()):
+        fired = self.reason
+        if task.done() and not (fired is not None and task.cancelled()):
             return task.result()
         await _cancel_and_settle(task, abandon_after_s)
-        assert self._reason is not None
-        raise Aborted(self._reason)
+        assert fired is not None
+        raise Aborted(fired)
 
 
 async def _cancel_and_settle(task: asyncio.Task[Any], within_s: float | None) -> None:

@@ -14,10 +14,11 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from lousho_ray.clock import SYSTEM_CLOCK, Clock, TimerHandle
 from lousho_ray.errors import ConfigurationError
+from lousho_ray.ids import new_id
 from lousho_ray.limits.rate import RUNNING, Call, LimiterCore, LimiterStats, WindowState
 from lousho_ray.options import RateLimits, parse_options
 from lousho_ray.ports import Permit
@@ -91,6 +92,10 @@ class Reference(Protocol):
     def name(self) -> str: ...
 
     def connect(self) -> Link: ...
+
+
+Connect: TypeAlias = Callable[[RateLimits, str], Link]
+"""Makes the link to the shared limiter of a name."""
 
 
 class LocalLink:
@@ -207,12 +212,15 @@ class RateLimiter:
     Usable from several event loops and threads at once. Pickles only after `promote`, as a reference to the shared limiter.
 
     Attributes:
+        key: Names this limiter and no other, in every process that shares it. Who enters several limiters does so in the order
+            of their keys, so that two calls never wait for each other.
         enabled: `False` lets every call pass (a replay of recorded answers needs no limit).
     """
 
     def __init__(self, limits: RateLimits, link: Link, *, name: str | None = None) -> None:
         self._limits = limits
         self._name = name
+        self.key = name or (new_id("limiter-") if link.reference is None else link.reference.name)
         self._promotion = threading.Lock()
         self._warned_at: float | None = None
         self.link = link
@@ -259,7 +267,7 @@ class RateLimiter:
         Blocks for the round trip. Does nothing to a limiter that is shared already.
 
         Args:
-            link_factory: Makes the link to the new home from the limits.
+            link_factory: Makes the link to the new home from the limits; the limiter's `key` is a name for it that no other has.
 
         Raises:
             AgentExecutionError: `LOUSHO_AGENT_EXECUTION_FAILED`, the new home could not be reached; nothing has changed.
@@ -271,6 +279,7 @@ class RateLimiter:
             self.link.hand_over(successor)
             self.link = successor
             if successor.reference is not None:
+                self.key = successor.reference.name
                 _SHARED[successor.reference] = self
 
     def note_rejection(self, now: float, provider: str) -> None:
@@ -317,7 +326,7 @@ def create_rate_limiter(
     limits: RateLimits | Mapping[str, Any],
     name: str | None = None,
     *,
-    connect: Callable[[RateLimits, str], Link] | None = None,
+    connect: Connect | None = None,
     clock: Clock = SYSTEM_CLOCK,
     field: str = "rate_limit",
 ) -> RateLimiter:

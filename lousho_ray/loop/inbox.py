@@ -24,6 +24,7 @@ class QueuedInput:
 
     messages: tuple[Message, ...]
     id: str = field(default_factory=lambda: new_id("in_"))
+    steers: bool = False
     applied: asyncio.Future[bool] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     @property
@@ -69,7 +70,7 @@ class Inbox:
         self._emitter = emitter
         self._taken = on_input
         for item in self._waiting:
-            emitter.emit(InputQueued, id=item.id, text=item.text)
+            self._report(item)
 
     def enqueue(self, item: QueuedInput) -> None:
         """Adds an input; when the run is over it is settled as not applied at once."""
@@ -77,8 +78,7 @@ class Inbox:
             item.settle(False)
             return
         self._waiting.append(item)
-        if self._emitter is not None:
-            self._emitter.emit(InputQueued, id=item.id, text=item.text)
+        self._report(item)
         if self._taken is not None:
             self._taken()
 
@@ -87,16 +87,23 @@ class Inbox:
         if self._closed:
             item.settle(False)
             return
+        item.steers = True
         self._waiting.append(item)
         self._steered = True
         call, self._call = self._call, None
-        if self._emitter is not None:
-            mode = "immediate" if call is not None else "queued"
-            self._emitter.emit(InputSteered, id=item.id, text=item.text, mode=mode)
+        self._report(item, immediate=call is not None)
         if self._taken is not None:
             self._taken()
         if call is not None:
             call.abort("steered")
+
+    def _report(self, item: QueuedInput, *, immediate: bool = False) -> None:
+        if self._emitter is None:
+            return
+        if item.steers:
+            self._emitter.emit(InputSteered, id=item.id, text=item.text, mode="immediate" if immediate else "queued")
+        else:
+            self._emitter.emit(InputQueued, id=item.id, text=item.text)
 
     def watch(self, call: AbortSignal) -> None:
         """A model call starts: until `unwatch()` a steer aborts it."""

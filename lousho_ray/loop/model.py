@@ -86,7 +86,7 @@ def build_request(state: RunState, deps: RunDeps, *, with_tools: bool = True) ->
     settings: Mapping[str, Any] = deps.settings
     if "tool_choice" in settings and (not tools or (state.tool_calls and settings["tool_choice"] not in ("auto", "none"))):
         settings = {key: value for key, value in settings.items() if key != "tool_choice"}
-    messages = state.messages
+    messages = list(state.messages)  # a request stays as it was when a provider holds on to it
     if deps.call_instructions is not None:
         first = messages[0]
         messages = [first.with_(content=f"{first.text}\n\n{deps.call_instructions}"), *messages[1:]]

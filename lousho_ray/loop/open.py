@@ -41,8 +41,8 @@ class CallOptions:
 class RunContext:
     """What a run gets from whoever opens it: the caller, a session, or the lead of a sub-agent.
 
-    `resume` is the state of an unfinished run that goes on, with the `decisions` on its paused calls by call id. `approve` callbacks
-    decide only where `approve_in_code` is set: a streamed run pauses.
+    `resume` is the state of an unfinished run that goes on, with the `decisions` on its paused calls by call id. `approve`
+    callbacks decide only where `approve_in_code` is set: a streamed run pauses.
     """
 
     run_id: str

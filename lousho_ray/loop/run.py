@@ -11,15 +11,11 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import datetime
 from typing import Any
 
 from lousho_ray.cancellation import Aborted
-from lousho_ray.errors import BudgetExceededError, LoushoError
 from lousho_ray.events import (
     ApprovalRequested,
-    ApprovalResolved,
-    BudgetExceeded,
     ErrorEvent,
     ErrorInfo,
     EventUsage,
@@ -30,11 +26,12 @@ from lousho_ray.events import (
     TextDone,
 )
 from lousho_ray.loop.batch import ToolBatch, cancel_calls
+from lousho_ray.loop.ending import attach_usage, report_budget, report_decision, run_result
 from lousho_ray.loop.hooks import HookContext
 from lousho_ray.loop.model import Reply, Steered, book_usage, build_request, call_model
-from lousho_ray.loop.output import Invalid, OutputContext, Valid
-from lousho_ray.loop.result import BudgetBreach, ExecutionResult
-from lousho_ray.loop.state import CONTINUE, Ask, Continue, Finish, Pause, ResolvedApproval, RunDeps, RunState, StepOutcome
+from lousho_ray.loop.output import OutputContext, Valid
+from lousho_ray.loop.result import ExecutionResult
+from lousho_ray.loop.state import CONTINUE, Ask, Continue, Finish, Pause, RunDeps, RunState, StepOutcome
 from lousho_ray.messages import ToolCall, unanswered_calls, user
 from lousho_ray.ports import GenerateOptions
 from lousho_ray.providers.failures import to_provider_error
@@ -58,7 +55,7 @@ async def run(state: RunState, deps: RunDeps) -> ExecutionResult[Any]:
         await deps.budget.open()
         emitter.emit(RunStart, agent_name=deps.agent_name)
         if deps.resolved is not None:
-            _report_decision(deps.resolved, deps)
+            report_decision(deps.resolved, deps)
         recorder = deps.recorder
         deps.inbox.open(emitter, None if recorder is None else lambda: recorder.note(state, deps.inbox))
         outcome: StepOutcome = await _finish_open_calls(state, deps)
@@ -66,14 +63,14 @@ async def run(state: RunState, deps: RunDeps) -> ExecutionResult[Any]:
             outcome = await step(state, deps)
         outcome = await _force_answer(state, deps, outcome)
         deps.inbox.close()
-        result = _result(state, deps, outcome)
+        result = run_result(state, deps, outcome)
         if deps.commit is not None:
             await deps.commit(result)
-        _report_budget(result, deps)
+        report_budget(result, deps)
     except asyncio.CancelledError:
         raise
     except BaseException as error:
-        _attach_usage(error, state)
+        attach_usage(error, state)
         emitter.emit(ErrorEvent, error=ErrorInfo.of(error))
         emitter.emit(RunDone, finish_reason="error", text="")
         raise
@@ -354,60 +351,3 @@ def _unique(calls: tuple[ToolCall, ...], state: RunState) -> tuple[ToolCall, ...
         taken.add(name)
         renamed.append(call if name == call.id else ToolCall(name, call.name, call.arguments))
     return tuple(renamed)
-
-
-def _result(state: RunState, deps: RunDeps, outcome: StepOutcome) -> ExecutionResult[Any]:
-    finish = outcome if isinstance(outcome, Finish) else Finish("awaiting-approval", state.last_text)
-    output = finish.output
-    return ExecutionResult(
-        text=finish.text,
-        reasoning="\n\n".join(state.reasoning) or None,
-        messages=list(state.messages),
-        new_messages=state.messages[state.opened_at :],
-        tool_calls=list(state.tool_calls),
-        tool_errors=state.tool_errors,
-        usage=state.usage,
-        step_usage=state.step_usage,
-        finish_reason=finish.reason,
-        steps=state.steps,
-        run_id=state.run_id,
-        agent_name=deps.agent_name,
-        approval_id=outcome.approval_id if isinstance(outcome, Pause) else None,
-        budget=finish.budget,
-        abort_reason=finish.abort_reason,
-        object=output.value if isinstance(output, Valid) else None,
-        output_error=output.to_dict() if isinstance(output, Invalid) else None,
-        output_repaired=isinstance(output, Valid) and bool(state.repair_issues),
-        output_repair_issues=[dict(issue) for issue in state.repair_issues] or None if isinstance(output, Valid) else None,
-    )
-
-
-def _report_budget(result: ExecutionResult[Any], deps: RunDeps) -> None:
-    breach: BudgetBreach | None = result.budget
-    if breach is None:
-        return
-    deps.emitter.emit(BudgetExceeded, limit=breach.limit, value=breach.value, max=breach.max, scope=breach.scope)
-    if deps.budget.limits.on_exceeded == "throw" and not deps.budget.leads:
-        text = f"The run reached its {breach.limit} limit: {breach.value:g} of {breach.max:g}."
-        raise BudgetExceededError(text, budget=breach.to_dict())
-
-
-def _report_decision(resolved: ResolvedApproval, deps: RunDeps) -> None:
-    decision = resolved.decision
-    asked = None if resolved.asked_at is None else datetime.fromisoformat(resolved.asked_at).timestamp()
-    deps.emitter.emit(
-        ApprovalResolved,
-        approval_id=resolved.approval_id,
-        tool_call_id=resolved.tool_call_id,
-        approved=decision.approved,
-        by=decision.by,
-        note=decision.note,
-        waited_ms=0.0 if asked is None else max(0.0, (deps.clock.wall() - asked) * 1000),
-        edited=True if decision.args is not None else None,
-    )
-
-
-def _attach_usage(error: BaseException, state: RunState) -> None:
-    """An error raised out of a run tells what the run had spent by then."""
-    if isinstance(error, LoushoError):
-        error.usage = state.usage

@@ -1,0 +1,41 @@
+"""The options of one `send()` / `stream()`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lousho_ray.cancellation import CancelToken
+from lousho_ray.errors import ConfigurationError
+from lousho_ray.loop.open import CallOptions
+from lousho_ray.option_checks import RUN_KEYWORDS, check_positive_int, check_text, unknown_keyword
+from lousho_ray.options import ModelSettings, parse_options, parse_reasoning
+
+
+def call_options(options: Mapping[str, Any], where: str) -> tuple[CallOptions, CancelToken | None]:
+    """Checks the options of one `send()` / `stream()`.
+
+    Raises:
+        ConfigurationError: `LOUSHO_CONFIG_INVALID`, with `field`; a keyword that belongs elsewhere says where.
+    """
+    known = RUN_KEYWORDS - {"permission_mode"}
+    for name in options:
+        if name not in known:
+            raise unknown_keyword(name, known, where)
+    given = {name: value for name, value in options.items() if value is not None}
+    metadata = given.get("metadata", {})
+    if not isinstance(metadata, Mapping):
+        raise ConfigurationError(f"metadata must be a dict, not {type(metadata).__name__}.", field="metadata")
+    cancel = given.get("cancel")
+    if cancel is not None and not isinstance(cancel, CancelToken):
+        raise ConfigurationError(f"cancel must be a CancelToken, not {type(cancel).__name__}.", field="cancel")
+    settings = given.get("model_settings")
+    call = CallOptions(
+        model_settings=None if settings is None else parse_options(ModelSettings, settings),
+        max_steps=check_positive_int(given["max_steps"], "max_steps") if "max_steps" in given else None,
+        instructions=check_text(given["instructions"], "instructions") if "instructions" in given else None,
+        reasoning=parse_reasoning(given.get("reasoning")),
+        metadata=dict(metadata),
+        principal=given.get("principal"),
+    )
+    return call, cancel

@@ -1,0 +1,156 @@
+"""`Session`: a conversation's handle. Get it from `agent.session()`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Generic, TypeVar
+
+from lousho_ray.approvals import Approvals
+from lousho_ray.call_options import call_options
+from lousho_ray.cancellation import CancelToken
+from lousho_ray.definition import AgentDefinition
+from lousho_ray.durable import PendingTurn
+from lousho_ray.events import Event
+from lousho_ray.handle import AgentRun, Input, settle
+from lousho_ray.ids import new_id
+from lousho_ray.loop.emitter import guarded
+from lousho_ray.loop.input import as_messages
+from lousho_ray.loop.result import ExecutionResult
+from lousho_ray.loop_thread import SYNC_LOOP
+from lousho_ray.messages import Message
+from lousho_ray.ports import Observer
+from lousho_ray.session import ResumeRequest, SessionLink, TurnPolicy, TurnRequest, cleared_event, transcript
+from lousho_ray.sync_calls import need_loop, sync_events
+
+T = TypeVar("T")
+
+
+class Session(Generic[T]):
+    """A conversation's handle. One turn runs at a time, in the order of the calls."""
+
+    def __init__(
+        self, definition: AgentDefinition, id: str, policy: TurnPolicy, link: SessionLink, approvals: Approvals[Any]
+    ) -> None:
+        self._definition = definition
+        self._approvals = approvals
+        self._policy: TurnPolicy = policy
+        self._link = link
+        self._messages: tuple[Message, ...] = ()
+        self._listeners: list[Observer] = []
+        self.id = id
+
+    @property
+    def messages(self) -> list[Message]:
+        """The transcript as this handle last saw it (messages are immutable): after each of its own calls and `load()`."""
+        return list(self._messages)
+
+    async def send(self, input: Input, **options: Any) -> ExecutionResult[T]:
+        """Runs a turn and returns its result. Takes what `agent.send()` takes.
+
+        While a turn runs, `turn_policy` decides: wait for it, or join it (and return its result).
+        """
+        return await settle(self._start(input, options, "send", observed=False))
+
+    def send_sync(self, input: Input, **options: Any) -> ExecutionResult[T]:
+        return SYNC_LOOP.run(self.send(input, **options))
+
+    def stream(self, input: Input, **options: Any) -> AgentRun[T]:
+        """Starts a turn and returns its handle; `run.done` comes once the turn is saved."""
+        need_loop("session.stream()", "session.send_sync() or session.stream_sync()")
+        return AgentRun(self._start(input, options, "stream", observed=True))
+
+    def stream_sync(self, input: Input, **options: Any) -> Iterator[Event]:
+        return sync_events(lambda: self.stream(input, **options))
+
+    @property
+    def link(self) -> SessionLink:
+        """The way to the session's host."""
+        return self._link
+
+    def saw(self, result: ExecutionResult[Any]) -> None:
+        """Takes over what a turn of this handle left: its transcript, or its pause."""
+        if result.approval_id is not None:
+            self._approvals.made(result.approval_id, self._link)
+        if result.finish_reason not in ("aborted", "awaiting-approval"):
+            self._messages = tuple(transcript(result))
+
+    async def load(self) -> list[Message]:
+        """Reads the saved transcript; an unknown id has an empty one."""
+        self._messages = tuple(await self._link.load())
+        return self.messages
+
+    def load_sync(self) -> list[Message]:
+        return SYNC_LOOP.run(self.load())
+
+    async def pending(self) -> PendingTurn | None:
+        """The turn that has not ended (interrupted, failed, or waiting for a decision); `None` when there is none."""
+        return await self._link.pending()
+
+    async def resume(self) -> ExecutionResult[T] | None:
+        """Finishes the interrupted turn: recorded results and replies are reused. `None` when nothing is pending."""
+        result: ExecutionResult[T] | None = await settle(self._link.start(ResumeRequest(new_id("run_")), self._observers()))
+        if result is not None:
+            self.saw(result)
+        return result
+
+    async def discard_pending(self) -> None:
+        """Drops the unfinished turn without running anything."""
+        await self._link.discard_pending()
+
+    def resume_sync(self) -> ExecutionResult[T] | None:
+        return SYNC_LOOP.run(self.resume())
+
+    async def clear(self) -> None:
+        """Empties the transcript. Raises `LOUSHO_SESSION_BUSY` while a turn runs or waits."""
+        count = await self._link.clear()
+        self._messages = ()
+        event = cleared_event(self.id, count)
+        for listener in tuple(self._listeners):
+            guarded(listener)(event)
+
+    def clear_sync(self) -> None:
+        SYNC_LOOP.run(self.clear())
+
+    def on(self, listener: Observer) -> Callable[[], None]:
+        """Calls `listener(event)` for each event of this handle's turns and `context.cleared`; the returned function ends it."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener) if listener in self._listeners else None
+
+    def _start(self, input: Input, options: Mapping[str, Any], where: str, *, observed: bool) -> _Turn:
+        call, cancel = call_options(options, f"session.{where}()")
+        request = TurnRequest(new_id("run_"), as_messages(input), self._policy, call, observed)
+        source = self._link.start(request, self._observers())
+        return _Turn(source, self, cancel)
+
+    def _observers(self) -> list[Observer]:
+        return [guarded(listener) for listener in (self._definition.on_event, *self._listeners) if listener is not None]
+
+    def __repr__(self) -> str:
+        return f"<Session {self.id!r} of {self._definition.name!r}, {len(self._messages)} messages>"
+
+
+class _Turn:
+    """A session's turn as its handle sees it: the handle learns what the turn left, whether anybody awaits its result or not."""
+
+    def __init__(self, source: Any, session: Session[Any], cancel: CancelToken | None) -> None:
+        self.run_id: str = source.run_id
+        self.read = source.read
+        self.enqueue = source.enqueue
+        self.steer = source.steer
+        self.abort = source.abort
+        self.leave = source.leave
+        self._ended = asyncio.ensure_future(self._end(source, session))
+        self._ended.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        if cancel is not None:
+            disarm = cancel.arm()
+            self._ended.add_done_callback(lambda _: disarm())
+            cancel.signal.on_abort(source.abort)
+
+    async def result(self) -> ExecutionResult[Any]:
+        return await asyncio.shield(self._ended)
+
+    async def _end(self, source: Any, session: Session[Any]) -> ExecutionResult[Any]:
+        result: ExecutionResult[Any] = await source.result()
+        session.saw(result)
+        return result
