@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lousho_ray.actors.calling import ACTOR_LOOP, ActorCaller
 from lousho_ray.errors import AgentExecutionError, LoushoError
 from lousho_ray.ids import new_id
-from lousho_ray.limits.limiter import Ticket, conflicting_limits, post, wake
+from lousho_ray.limits.limiter import Ticket, conflicting_limits, post, running_loop, wake
 from lousho_ray.limits.rate import ENDED, RUNNING, WAITING, LimiterStats, WindowState
 from lousho_ray.limits.shared import LEASE_S, Exchange, Listen, Registered, Registration, Reply
 
@@ -67,6 +67,7 @@ class LimiterClient:
         self._withdrawals: list[int] = []
         self._rebookings: dict[tuple[str, int], int] = {}
         self._releases: list[int] = []
+        self._gathering: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
         self._sending = False
         self._listening = False
         # Touched on the background loop only.
@@ -132,6 +133,20 @@ class LimiterClient:
         return ticket.number
 
     def _send_soon(self) -> None:
+        """Sends once the caller's event loop has run everything that is ready now: that goes in one exchange. Holds the lock."""
+        here = running_loop()
+        if here is None or here is self._loop:
+            self._wake_sender()
+        elif not self._sending and here not in self._gathering:
+            self._gathering.add(here)
+            here.call_soon(self._gathered, here)
+
+    def _gathered(self, here: asyncio.AbstractEventLoop) -> None:
+        with self._lock:
+            self._gathering.discard(here)
+            self._wake_sender()
+
+    def _wake_sender(self) -> None:
         if not self._sending:
             self._sending = True
             self._loop.call_soon_threadsafe(self._start, self._send)
@@ -207,6 +222,8 @@ class LimiterClient:
 
     def _keep_listening(self) -> bool:
         with self._lock:
+            if self._withdrawals or self._releases or self._entering:
+                self._wake_sender()
             self._listening = bool(self._calls)
             return self._listening
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -9,14 +10,22 @@ from typing import Any
 class InProcessHandle:
     """An actor handle: every call runs on the loop of its caller.
 
-    Attributes:
-        actor: The actor behind it. Another one is a new life; `None` is an actor that cannot be reached.
+    Args:
+        actor: The actor behind it; `None` is one that cannot be reached.
         lose: Asked before and after each call whether the network loses the call or its answer.
     """
 
     def __init__(self, actor: Any, lose: Callable[[], bool] = lambda: False) -> None:
         self.actor = actor
         self.lose = lose
+        self.calls: dict[asyncio.Task[Any], asyncio.AbstractEventLoop] = {}
+
+    def replace(self, actor: Any) -> Any:
+        """Kills the actor, with the calls it is busy with, and puts another in its place. Returns the old one."""
+        old, self.actor = self.actor, actor
+        for call, loop in list(self.calls.items()):
+            loop.call_soon_threadsafe(call.cancel)
+        return old
 
     def __getattr__(self, method: str) -> Any:
         return InProcessMethod(self, method)
@@ -30,7 +39,14 @@ class InProcessMethod:
         actor = self.handle.actor
         if actor is None or self.handle.lose():
             raise ConnectionError("the call was lost")
-        answer = await getattr(actor, self.method)(*args)
-        if self.handle.actor is not actor or self.handle.lose():
+        loop = asyncio.get_running_loop()
+        call = loop.create_task(getattr(actor, self.method)(*args))
+        self.handle.calls[call] = loop
+        try:
+            await asyncio.wait([call])
+        finally:
+            call.cancel()
+            del self.handle.calls[call]
+        if call.cancelled() or self.handle.actor is not actor or self.handle.lose():
             raise ConnectionError("the answer was lost")
-        return answer
+        return call.result()

@@ -114,11 +114,11 @@ async def test_a_new_life_of_the_accountant_is_an_error_for_runs_under_way(monke
     handle = InProcessHandle(BudgetActor())
     ledger = RemoteLedger(lambda: handle)
     await ledger.open("old")
-    handle.actor = BudgetActor()
+    handle.replace(BudgetActor())
     with pytest.raises(AgentExecutionError, match="'old'"):
         await ledger.report("old", "1", Spend(1))
     await ledger.open("new")
-    handle.actor = None
+    handle.replace(None)
     with pytest.raises(AgentExecutionError, match="2 attempts failed"):
         await ledger.report("new", "1", Spend(1))
 

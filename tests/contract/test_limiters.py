@@ -193,7 +193,7 @@ async def test_a_new_life_of_the_actor_goes_on_with_everything_in_line(monkeypat
 
     waiting = [asyncio.create_task(call(number)) for number in range(20)]
     await until_waiting(limiter, 20)
-    handle.actor = RateLimiterActor(restarted=True)
+    handle.replace(RateLimiterActor(restarted=True))
     late = asyncio.create_task(call(20))
 
     async def recovered() -> bool:
@@ -209,28 +209,35 @@ async def test_a_new_life_of_the_actor_goes_on_with_everything_in_line(monkeypat
     assert (await settled(limiter)).running == 0
 
 
-async def test_lives_that_end_again_and_again_lose_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    # RL-36
-    monkeypatch.setattr("lousho_ray.limits.shared.RECOVERY_S", 0.0)
+async def test_lives_that_end_again_and_again_lose_no_call_and_admit_none_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    # RL-07, RL-36: two processes, and an actor that is killed eight times
+    monkeypatch.setattr("lousho_ray.limits.shared.RECOVERY_S", 0.15)
     monkeypatch.setattr("lousho_ray.actors.calling.RETRY_DELAYS_S", (0.001, 0.002))
     handle = InProcessHandle(RateLimiterActor(restarted=False))
-    limiter = remote_limiter(handle, {"max_concurrent": 5})
-    passed = itertools.count()
+    limiters = [remote_limiter(handle, {"max_concurrent": 5}) for _ in range(2)]
+    passed = running = most = 0
 
-    async def call() -> None:
+    async def call(limiter: RateLimiter) -> None:
+        nonlocal passed, running, most
         permit = await limiter.acquire(1)
-        next(passed)
-        await asyncio.sleep(0.001)
+        passed, running = passed + 1, running + 1
+        most = max(most, running)
+        await asyncio.sleep(0.005)
+        running -= 1
         permit.release()
 
     async def kill() -> None:
-        for _ in range(10):
-            await asyncio.sleep(0.01)
-            handle.actor = RateLimiterActor(restarted=True)
+        for _ in range(8):
+            before = passed
+            while passed < min(before + 20, 400):
+                await asyncio.sleep(0.001)
+            handle.replace(RateLimiterActor(restarted=True))
 
-    await asyncio.wait_for(asyncio.gather(kill(), *[call() for _ in range(300)]), 30)
-    assert next(passed) == 300
-    await settled(limiter)
+    await asyncio.wait_for(asyncio.gather(kill(), *[call(limiters[n % 2]) for n in range(400)]), 50)
+    assert passed == 400
+    assert most == 5
+    for limiter in limiters:
+        await settled(limiter)
 
 
 async def test_an_actor_that_cannot_be_reached_fails_waiting_calls_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +249,7 @@ async def test_an_actor_that_cannot_be_reached_fails_waiting_calls_and_comes_bac
     held = await limiter.acquire(1)
     waiting = asyncio.create_task(limiter.acquire(1))
     await until_waiting(limiter, 1)
-    actor, handle.actor = handle.actor, None
+    actor = handle.replace(None)
     for _ in range(2):
         with pytest.raises(LoushoError) as raised:
             await asyncio.wait_for(limiter.acquire(1), 5)

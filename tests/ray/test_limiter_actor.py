@@ -151,7 +151,7 @@ async def test_promotion_moves_queue_and_calls_in_flight_into_the_actor(connect:
     first, second = await limiter.acquire(100), await limiter.acquire(200)
     waiting = [asyncio.create_task(limiter.acquire(50)) for _ in range(3)]
     await asyncio.sleep(0)
-    limiter.promote(lambda limits: connect(limits, "promoted"))
+    limiter.promote(lambda limits: connect(limits, limiter.key))
     stats = await limiter.stats()
     assert (stats.waiting, stats.running, stats.tokens_in_window) == (3, 2, 300)
     worker = Worker.remote(limiter)
@@ -234,3 +234,12 @@ async def test_an_actor_that_is_gone_never_means_unlimited(actor: Any, connect: 
     with pytest.raises(AgentExecutionError):
         await asyncio.wait_for(limiter.acquire(1), 60)
     held.release()
+
+
+async def test_a_process_that_left_its_cluster_starts_no_other(connect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # RL-37
+    limiter = create_rate_limiter({"max_concurrent": 1}, "left", connect=connect)
+    with monkeypatch.context() as left:
+        left.setattr(ray, "is_initialized", lambda: False)
+        with pytest.raises(AgentExecutionError, match="not connected to a Ray cluster"):
+            await asyncio.wait_for(limiter.acquire(1), 30)

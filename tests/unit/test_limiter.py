@@ -243,7 +243,9 @@ async def test_stats_and_limits_are_readable() -> None:
 def test_equal_limits_share_nothing_and_equal_names_everything() -> None:
     # RL-03
     limits = {"max_concurrent": 1}
-    assert create_rate_limiter(limits) is not create_rate_limiter(limits)
+    one, other = create_rate_limiter(limits), create_rate_limiter(limits)
+    assert one is not other
+    assert one.key != other.key
     named = create_rate_limiter(limits, "one-name")
     assert create_rate_limiter(limits, "one-name") is named
     with pytest.raises(ConfigurationError) as raised:
@@ -305,6 +307,7 @@ async def test_promotion_keeps_queue_windows_and_calls_in_flight() -> None:
     limiter.promote(SharedLink)
     limiter.promote(SharedLink)
     assert limiter.shared
+    assert limiter.key == "shared"
     stats = await limiter.stats()
     assert (stats.waiting, stats.running, stats.tokens_in_window) == (2, 2, 70)
     first.settle(10)
