@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import hashlib
 import io
 from collections import OrderedDict
@@ -14,6 +13,7 @@ from typing import Any
 import cloudpickle
 import ray
 
+from lousho_ray.actors.obstacle import find_obstacle
 from lousho_ray.definition import AgentDefinition
 from lousho_ray.errors import ConfigurationError, LoushoError
 from lousho_ray.limits.limiter import RateLimiter
@@ -84,10 +84,11 @@ def dump(value: AgentDefinition, promote: Callable[[RateLimiter], None]) -> byte
     except LoushoError:
         raise
     except Exception as error:
+        obstacle = find_obstacle(value, lambda part: _failure(part, promote))
         raise ConfigurationError(
-            f"The agent cannot be sent to another process: {_culprit(value, promote) or error}. Make it inside the tool or hook "
-            "that uses it, or use runtime='local'.",
-            field=_field_of(value, promote),
+            f"The agent cannot be sent to another process: {obstacle or error}. Make it inside the tool or hook that uses it, "
+            "or use runtime='local'.",
+            field=obstacle.field if obstacle is not None else None,
         ) from error
 
 
@@ -108,48 +109,10 @@ def _dump(value: Any, promote: Callable[[RateLimiter], None]) -> bytes:
     return file.getvalue()
 
 
-def _fails(value: Any, promote: Callable[[RateLimiter], None]) -> Exception | None:
+def _failure(value: Any, promote: Callable[[RateLimiter], None]) -> Exception | None:
+    """Why a value cannot be pickled; `None` when it can."""
     try:
         _dump(value, promote)
     except Exception as error:
         return error
-    return None
-
-
-def _field_of(value: Any, promote: Callable[[RateLimiter], None]) -> str | None:
-    if not dataclasses.is_dataclass(value):
-        return None
-    return next((item.name for item in dataclasses.fields(value) if _fails(getattr(value, item.name), promote)), None)
-
-
-def _culprit(value: Any, promote: Callable[[RateLimiter], None]) -> str | None:
-    """Which option holds what cannot be pickled, down to the tool's name and the captured variable where that can be told."""
-    name = _field_of(value, promote)
-    if name is None:
-        return None
-    option = getattr(value, name)
-    parts = option.items() if isinstance(option, dict) else enumerate(option) if isinstance(option, tuple) else ()
-    for key, part in parts:
-        error = _fails(part, promote)
-        if error is not None:
-            inner = _culprit(part, promote) if isinstance(part, AgentDefinition) else None
-            return f"{name}[{key!r}]: {inner or _captured(part, promote) or error}"
-    return f"{name}: {_fails(option, promote)}"
-
-
-def _captured(part: Any, promote: Callable[[RateLimiter], None]) -> str | None:
-    """The variable of a function's closure, or the attribute of an object, that cannot be pickled."""
-    function = getattr(part, "function", part)
-    closure = getattr(function, "__closure__", None) or ()
-    names = function.__code__.co_freevars if closure else ()
-    pairs = [(name, cell.cell_contents) for name, cell in zip(names, closure, strict=True)]
-    code = getattr(function, "__code__", None)
-    if code is not None:
-        pairs += [(name, function.__globals__[name]) for name in code.co_names if name in function.__globals__]
-    else:
-        pairs += list(getattr(part, "__dict__", {}).items())
-    for name, content in pairs:
-        error = _fails(content, promote)
-        if error is not None:
-            return f"it uses {name!r}, a {type(content).__name__}: {error}"
     return None

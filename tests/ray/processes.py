@@ -101,8 +101,9 @@ def lead_of(
     server: FakeServer, children: int, *, tools: Iterable[Any] = (where,), child: Mapping[str, Any] | None = None, **lead: Any
 ) -> Agent[Any]:
     """A lead with `children` sub-agents, whose model is the fake server."""
-    model = OpenAICompatibleProvider(base_url=server.compatible_url, default_model="fake")
-    agent = create_agent(provider=model, description="Does a task.", tools=list(tools), retry=False, runtime="ray", **(child or {}))
+    options: dict[str, Any] = {"tools": list(tools), "retry": False, **(child or {})}
+    options.setdefault("provider", OpenAICompatibleProvider(base_url=server.compatible_url, default_model="fake"))
+    agent = create_agent(description="Does a task.", runtime="ray", **options)
     return create_agent(provider=MockProvider(policy=fan_out(children)), subagents={"child": agent}, runtime="ray", **lead)
 
 
@@ -138,7 +139,7 @@ def by_agent(events: Iterable[Event]) -> dict[str, list[dict[str, Any]]]:
 def _calls_in_order(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     ordered: list[dict[str, Any]] = []
     for of_calls, group in itertools.groupby(events, lambda event: event["type"].startswith("tool.")):
-        ordered += sorted(group, key=lambda event: event["toolCallId"]) if of_calls else group
+        ordered += sorted(group, key=lambda event: event["toolCallId"] if of_calls else "")
     return ordered
 
 
