@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from lousho_ray.cancellation import CancelToken
 from lousho_ray.create import create_agent
 from lousho_ray.errors import ConfigurationError, PropagatingToolError, ToolExecutionError
+from lousho_ray.events import Event
 from lousho_ray.messages import ToolCall
 from lousho_ray.ports import GenerateOptions, GenerateResult, ToolContext
 from lousho_ray.testing.mock_model import mock_model
@@ -23,6 +25,7 @@ from tests.unit.loop_support import (
     PolicyProvider,
     agent_of,
     calls,
+    check_events,
     check_transcript,
     collect,
     failing,
@@ -549,13 +552,17 @@ async def test_an_abort_ends_the_wait_for_a_callback(where: str) -> None:
         setattr(Hook, "pre_tool_call" if where == "hook" else "post_tool_call", staticmethod(wait_for_ever))
         options["hooks"] = [Hook()]
     work = define_tool(name="work", description="Works.", execute=lambda args: "ok", needs_approval=needs)
-    run = agent_of(calls("work"), tools=[work], **options).stream("Go")
+    events: list[Event] = []
+    token = CancelToken()
+    agent = agent_of(calls("work"), tools=[work], on_event=events.append, **options)
+    sending = asyncio.ensure_future(agent.send("Go", cancel=token))
     await waiting.wait()
-    run.abort("enough")
-    result = await run.result
+    token.cancel("enough")
+    result = await sending
     assert result.finish_reason == "aborted"
     assert kinds(result.messages) == ["not-run"]
-    assert names(await collect(run))[-3:] == ["tool.error work", "step.done 1 aborted", "run.done aborted"]
+    check_events(events)
+    assert names(events)[-3:] == ["tool.error work", "step.done 1 aborted", "run.done aborted"]
     check_transcript(result.messages)
 
 
