@@ -14,7 +14,7 @@ from lousho_ray.clock import SYSTEM_CLOCK, Clock
 from lousho_ray.errors import AgentExecutionError, message_of
 from lousho_ray.ids import new_id
 from lousho_ray.limits.budget import LedgerCore
-from lousho_ray.limits.limiter import post
+from lousho_ray.limits.link import post
 from lousho_ray.usage import Spend
 
 CALL_TIMEOUT_S = 15.0

@@ -15,7 +15,8 @@ from lousho_ray.actors.calling import find_actor
 from lousho_ray.actors.limiter_client import LimiterClient
 from lousho_ray.clock import SYSTEM_CLOCK, Clock, TimerHandle
 from lousho_ray.ids import new_id
-from lousho_ray.limits.limiter import Ticket, conflicting_limits
+from lousho_ray.limits.limiter import conflicting_limits
+from lousho_ray.limits.link import Ticket
 from lousho_ray.limits.rate import LimiterStats, WindowState
 from lousho_ray.limits.shared import LEASE_S, Exchange, Listen, Registered, Registration, Reply, SharedLimits
 from lousho_ray.options import RateLimits

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lousho_ray.actors.calling import ACTOR_LOOP, ActorCaller
 from lousho_ray.errors import AgentExecutionError, LoushoError
 from lousho_ray.ids import new_id
-from lousho_ray.limits.limiter import Ticket, conflicting_limits, post, running_loop, wake
+from lousho_ray.limits.limiter import conflicting_limits
+from lousho_ray.limits.link import Ticket, post, running_loop, wake
 from lousho_ray.limits.rate import ENDED, RUNNING, WAITING, LimiterStats, WindowState
 from lousho_ray.limits.shared import LEASE_S, Exchange, Listen, Registered, Registration, Reply
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from lousho_ray.errors import ConfigurationError
-from lousho_ray.limits.limiter import LocalLink, RateLimiter, create_rate_limiter
+from lousho_ray.limits.limiter import RateLimiter, create_rate_limiter
+from lousho_ray.limits.link import LocalLink
 from lousho_ray.limits.rate import LimiterStats
 from lousho_ray.options import RateLimits
 from lousho_ray.ports import Permit
