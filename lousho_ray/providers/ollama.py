@@ -12,7 +12,7 @@ from lousho_ray.ports import Chunk, GenerateOptions, GenerateResult
 from lousho_ray.providers.base import EventReader, HTTPProvider, import_client
 from lousho_ray.providers.failures import MalformedReplyError, ProviderReplyError, TruncatedStreamError, error_body
 from lousho_ray.providers.ollama_wire import LineDecoder, ReplyReader, chat_request, fold_result
-from lousho_ray.providers.server_words import server_words
+from lousho_ray.providers.server_words import error_object, server_words
 from lousho_ray.tokens import estimate_tokens
 from lousho_ray.usage import ProviderUsage
 
@@ -148,7 +148,9 @@ class OllamaProvider(HTTPProvider):
             unknown = model and "model" in words.lower()
             hint = f"Run: ollama pull {model}" if unknown else f"Is {self.api_url} the address of Ollama's API?"
             words = f"{words.rstrip('.')}. {hint}"
-        return OllamaStatusError(words, provider=self.name, status=response.status_code, body={"error": words}, response=response)
+        # Servers in front of Ollama give codes, such as that of an exhausted quota, beside the words.
+        body = {"error": {**error_object(text), "message": words}}
+        return OllamaStatusError(words, provider=self.name, status=response.status_code, body=body, response=response)
 
     async def _open(self, model: str, body: bytes) -> EventReader[bytes]:
         client = await self.client()
