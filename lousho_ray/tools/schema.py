@@ -248,9 +248,8 @@ def _references(node: Any) -> Iterable[str]:
     if isinstance(node, dict):
         if isinstance(node.get("$ref"), str):
             yield node["$ref"]
-        for key, child in node.items():
-            if key not in {"enum", "const", "default", "examples"}:
-                yield from _references(child)
+        for child in node.values():
+            yield from _references(child)
     elif isinstance(node, list):
         for child in node:
             yield from _references(child)

@@ -71,7 +71,7 @@ def test_what_is_no_json_object_is_an_issue_without_a_path(made: Tool[..., Any],
 
 
 def test_absurd_json_is_an_issue_too() -> None:
-    assert issues(order, "[" * 100_000)[0]["path"] == ""
+    assert issues(order, "[" * 100_000) == [{"path": "", "message": "nested too deeply"}]
     assert issues(order, '{"amount": ' + "9" * 10_000 + "}")[0]["path"] == ""
     assert issues(order, '{"é": ' + "[" * 900 + "]" * 900 + "}")
 

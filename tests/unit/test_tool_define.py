@@ -190,6 +190,7 @@ def test_function_without_docstring_is_refused_and_told_how_to_fix_it() -> None:
         ({"anyOf": [{"type": "object"}]}, "object"),
         ({"type": "object", "properties": {"a": {"type": "strin"}}}, "strin"),
         ({"type": "object", "properties": {"a": {"$ref": "https://example.com/x.json"}}}, "https://example.com/x.json"),
+        ({"type": "object", "properties": {"default": {"$ref": "other.json"}}}, "other.json"),
         ({"type": "object", "properties": {"a": {"$ref": "#/$defs/Missing"}}}, "Missing"),
         ({"type": "object", "properties": {"a": {"default": object()}}}, "JSON"),
         ({"type": "object", "properties": {"a": {"default": float("nan")}}}, "JSON"),
@@ -334,7 +335,7 @@ def test_decorated_function_keeps_its_types_and_can_be_called() -> None:  # LES-
 
     assert_type(double(2), int)
     assert double(2) == 4
-    assert double.__name__ == "double"
+    assert double.__name__ == "double"  # type: ignore[attr-defined]
     coroutine = later(3)
     coroutine.close()
     assert later.runs_in_thread is False

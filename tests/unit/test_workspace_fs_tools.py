@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import pickle
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +174,23 @@ async def test_parallel_edits_of_one_file_all_arrive() -> None:  # WS-18
     files = Files({"a": "".join(f"<{n}>" for n in range(30))})
     await asyncio.gather(*(files("edit_file", path="a", old_string=f"<{n}>", new_string=f"({n})") for n in range(30)))
     assert files.fs.files["a"].decode() == "".join(f"({n})" for n in range(30))
+
+
+async def test_edit_does_not_read_while_another_one_is_between_read_and_write() -> None:  # WS-18
+    together = threading.Barrier(2)
+
+    class Slow(MemoryWorkspace):
+        def read(self, path: str) -> bytes:
+            content = super().read(path)
+            with contextlib.suppress(threading.BrokenBarrierError):
+                together.wait(0.2)  # passes at once when both have read, which the lock prevents
+            return content
+
+    fs = Slow({"a": "one two"})
+    edit = collect_tools(create_fs_tools(fs))["edit_file"]
+    edits = [edit.parse_plain({"path": "a", "old_string": word, "new_string": word.upper()}).value for word in ("one", "two")]
+    await asyncio.gather(*(call_tool(edit, value, ToolContext("c")) for value in edits))
+    assert fs.files["a"] == b"ONE TWO"
 
 
 async def test_protected_paths_are_not_written(tmp_path: Path) -> None:  # LES-33

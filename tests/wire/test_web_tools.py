@@ -16,6 +16,7 @@ from lousho_ray.errors import ConfigurationError, ToolExecutionError
 from lousho_ray.ports import ToolContext
 from lousho_ray.tools.builtin import create_http_tool, create_web_fetch_tool
 from lousho_ray.tools.execute import call_tool
+from lousho_ray.tools.fetch import _unpacker
 from lousho_ray.tools.results import cap_result, encode_result
 
 
@@ -253,6 +254,11 @@ async def test_compressed_body_is_unpacked_up_to_the_limit(site: Site) -> None: 
     assert (await fetch(f"{base}/bomb", max_bytes=100_000, max_chars=1_000))["truncated"] is True
     assert "Content-Encoding" in await refusal(f"{base}/bad")
     assert "not asked for" in await refusal(f"{base}/odd")
+
+
+def test_unpacking_never_makes_more_than_there_is_room_for() -> None:  # chapter 20: decoded bytes are capped
+    unpack = _unpacker("gzip")
+    assert len(unpack(gzip.compress(bytes(50_000_000)), 1_000)) == 1_000
 
 
 async def test_result_keeps_to_its_characters_as_json(site: Site) -> None:  # chapter 20: the envelope counts
