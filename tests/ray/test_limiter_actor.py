@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import pickle
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -90,6 +92,50 @@ async def test_processes_share_one_limit(connect: Any) -> None:
     assert most_at_once(calls) == 3
     stats = await limiter.stats()
     assert (stats.waiting, stats.running, stats.requests_in_window, stats.tokens_in_window) == (0, 0, 80, 400)
+
+
+DRIVER = """
+import asyncio, json, logging, sys, time
+import ray
+from lousho_ray.actors.limiter import LimiterReference
+from lousho_ray.limits.limiter import create_rate_limiter
+
+address, namespace, actor = sys.argv[1:]
+ray.init(address=address, namespace="another-job", log_to_driver=False, logging_level=logging.ERROR)
+limiter = create_rate_limiter(
+    {"max_concurrent": 3}, "jobs", connect=lambda limits, name: LimiterReference(actor, namespace, name, limits).connect()
+)
+
+async def call():
+    permit = await limiter.acquire(1)
+    begin = time.monotonic()
+    await asyncio.sleep(0.01)
+    end = time.monotonic()
+    permit.release()
+    return begin, end
+
+async def calls():
+    return await asyncio.gather(*[call() for _ in range(40)])
+
+print(json.dumps(asyncio.run(calls())))
+"""
+
+
+async def test_independent_jobs_share_a_named_limiter(connect: Any, ray_cluster: str, fresh_name: str) -> None:
+    # RL-32
+    limiter = create_rate_limiter({"max_concurrent": 3}, "jobs", connect=connect)
+    address = ray.get_runtime_context().gcs_address
+    drivers = [
+        await asyncio.create_subprocess_exec(
+            sys.executable, "-c", DRIVER, address, ray_cluster, fresh_name, stdout=asyncio.subprocess.PIPE
+        )
+        for _ in range(2)
+    ]
+    outputs = [(await driver.communicate())[0] for driver in drivers]
+    calls = [(begin, end) for output in outputs for begin, end in json.loads(output)]
+    assert len(calls) == 80
+    assert most_at_once(calls) <= 3
+    assert (await limiter.stats()).requests_in_window == 80
 
 
 async def test_a_limiter_that_travels_is_the_same_one_everywhere(connect: Any) -> None:
