@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from lousho_ray.errors import ToolArgumentsValidationError
+from lousho_ray.errors import ToolArgumentsValidationError, ToolExecutionError
 from lousho_ray.loop.hooks import ToolHookContext
 from lousho_ray.loop.state import Ask, Decision, RunDeps, RunState
 from lousho_ray.messages import ToolCall
@@ -221,7 +221,8 @@ async def _needs_approval(tool: AnyTool, parsed: ParsedArguments, ctx: ToolConte
         return f"Tool '{tool.name}' refused this call."
     if isinstance(rule, Mapping) and set(rule) == {"deny"}:
         return str(rule["deny"])
-    raise TypeError(
+    raise ToolExecutionError(
         f"needs_approval of tool '{tool.name}' answered {rule!r}; it may answer True, False, 'ask', 'approve', 'deny' "
-        "or {'deny': reason}"
+        "or {'deny': reason}",
+        tool_name=tool.name,
     )

@@ -122,6 +122,7 @@ async def call_model(request: GenerateOptions, deps: RunDeps) -> Reply:
             raise
         raise Steered from None
     finally:
+        call.end()
         deps.inbox.unwatch()
         unfollow()
 
@@ -232,6 +233,10 @@ class _ModelCall:
                 self.finish = chunk
             case _:
                 pass
+
+    def end(self) -> None:
+        """The call is over, one way or the other: reasoning that was under way is, too."""
+        self._stop_thinking(None)
 
     def _output(self) -> None:
         """Something of the reply is out: from now on a steer waits, and reasoning is over."""
