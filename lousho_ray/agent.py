@@ -169,15 +169,15 @@ class Agent(Generic[T]):
     def _start(self, input: Input, options: Mapping[str, Any], where: str, *, observed: bool) -> LocalRun:
         call, cancel = call_options(options, f"agent.{where}()")
         messages = as_messages(input)
-        turn = LocalRun(new_id("run_"), abort=cancel.signal if cancel is not None else None)
+        turn = LocalRun(new_id("run_"))
         sinks: list[Observer] = [] if self._definition.on_event is None else [guarded(self._definition.on_event)]
         if observed:
             sinks.append(turn.log.append)
         turn.start(self._run(turn, messages, call, sinks, observed=observed))
         turn.task.add_done_callback(self._note_pause)
         if cancel is not None:
-            disarm = cancel.arm()
-            turn.task.add_done_callback(lambda _: disarm())
+            let_go = cancel.watch(turn.abort)
+            turn.task.add_done_callback(lambda _: let_go())
         return turn
 
     async def _run(

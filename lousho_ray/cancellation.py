@@ -176,6 +176,16 @@ class CancelToken:
     def cancelled(self) -> bool:
         return self.signal.aborted
 
+    def watch(self, abort: Callable[[AbortReason], object]) -> Callable[[], None]:
+        """Stops a run by `abort(reason)` when the token fires; starts the timer of `after_ms`. The returned function ends this."""
+        disarm, forget = self.arm(), self.signal.on_abort(abort)
+
+        def let_go() -> None:
+            disarm()
+            forget()
+
+        return let_go
+
     def arm(self) -> Callable[[], None]:
         """Starts the timer of `after_ms` on the running loop; returns a function that stops it."""
         if self._after_ms is None:

@@ -143,11 +143,12 @@ class _Turn:
         self._ended = asyncio.ensure_future(self._end(source, session))
         self._ended.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         if cancel is not None:
-            disarm = cancel.arm()
-            self._ended.add_done_callback(lambda _: disarm())
-            cancel.signal.on_abort(source.abort)
+            let_go = cancel.watch(source.abort)
+            self._ended.add_done_callback(lambda _: let_go())
+        self._source = source
 
     async def result(self) -> ExecutionResult[Any]:
+        await self._source.result()
         return await asyncio.shield(self._ended)
 
     async def _end(self, source: Any, session: Session[Any]) -> ExecutionResult[Any]:
