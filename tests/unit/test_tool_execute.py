@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import pickle
 import subprocess
 import sys
 import threading
@@ -17,7 +18,8 @@ import pytest
 from lousho_ray.errors import OperationTimeoutError, PropagatingToolError, ToolExecutionError
 from lousho_ray.ports import ToolContext
 from lousho_ray.tools import Tool, define_tool, tool
-from lousho_ray.tools.execute import MAX_ITEMS, SandboxRequiredError, call_tool
+from lousho_ray.tools.execute import MAX_ITEMS, SandboxRequiredError, ToolCrash, call_tool
+from lousho_ray.tools.net import RefusedHostError
 from lousho_ray.tools.results import error_result
 from lousho_ray.tools.threads import ToolThreads
 
@@ -447,6 +449,15 @@ print("ended")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50)
     assert done.stdout == "ended\n", done.stderr
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "error", [ToolCrash("x", tool_name="t", raised="SystemExit"), RefusedHostError("x"), SandboxRequiredError("x")]
+)
+def test_errors_travel_whole(error: ToolExecutionError) -> None:  # Q01
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is type(error)
+    assert copy.__dict__ == error.__dict__
 
 
 # ------------------------------------------------------------------------------------------------------------- sandboxes

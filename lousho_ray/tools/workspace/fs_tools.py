@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
+from weakref import WeakValueDictionary
 
 from pydantic import Field
 
@@ -53,7 +54,8 @@ class _PathLocks:
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
-        self._locks: dict[str, threading.Lock] = {}
+        # Weak, so that a lock goes when nobody holds or awaits it: a long session touches many paths.
+        self._locks: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
 
     def of(self, path: str) -> threading.Lock:
         with self._guard:
