@@ -17,16 +17,20 @@ T = TypeVar("T")
 HIGH_WATER = 4_096
 """Unread events at which a run with an active reader waits."""
 
+PATIENCE_S = 1.0
+"""How long a run waits for its reader at most: what the reader is waiting for may be the run itself."""
+
 
 class EventLog(Generic[T]):
     """An append-only log with one reading cursor. All methods belong to the event loop of the run."""
 
-    def __init__(self, high_water: int = HIGH_WATER) -> None:
+    def __init__(self, high_water: int = HIGH_WATER, patience_s: float = PATIENCE_S) -> None:
         self._items: deque[T] = deque()
         self._base = 0
         self._closed = False
         self._reading = False
         self._high_water = high_water
+        self._patience_s = patience_s
         self._changed: asyncio.Future[None] | None = None
         self._room: asyncio.Future[None] | None = None
 
@@ -46,6 +50,7 @@ class EventLog(Generic[T]):
         """No more items will come."""
         self._closed = True
         self._wake_reader()
+        self._free_writer()
 
     async def read(self, cursor: int, *, wait_s: float | None = None, most: int = 1_000) -> tuple[list[T], int]:
         """The items from `cursor` on (at most `most`) and the next cursor.
@@ -64,11 +69,13 @@ class EventLog(Generic[T]):
         return self._closed and cursor >= self.next_index
 
     async def drain(self) -> None:
-        """Waits while an active reader is more than the high-water mark behind."""
+        """Waits while an active reader is more than the high-water mark behind, but not for one that does not come back."""
         while self._reading and not self._closed and len(self._items) >= self._high_water:
             if self._room is None or self._room.done():
                 self._room = asyncio.get_running_loop().create_future()
-            await asyncio.shield(self._room)
+            done, _ = await asyncio.wait({self._room}, timeout=self._patience_s)
+            if not done:
+                self._reading = False
 
     def stop_reading(self) -> None:
         """The reader is gone: nobody has to wait for it any more."""

@@ -127,6 +127,7 @@ class SessionHost:
             if not target.task.cancelled() and target.task.exception() is not None:
                 place.leave()
                 return await _reported(target.result(), emitter)
+            place.stand_alone()
             result: ExecutionResult[Any] = await self._in_line(turn, place, lambda: self._new_turn(turn, request, emitter))
             return result
         place.leave()

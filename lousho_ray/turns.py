@@ -29,6 +29,10 @@ class Place(Generic[T]):
         """Returns when it is this turn's time."""
         await asyncio.shield(self._ready)
 
+    def stand_alone(self) -> None:
+        """The call joined in vain and is a turn of its own now, which others may join."""
+        self.joined = _never
+
     def leave(self) -> None:
         """The turn is over, or was given up while it waited."""
         self._line._leave(self)
