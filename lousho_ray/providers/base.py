@@ -22,6 +22,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 from lousho_ray.errors import ConfigurationError, LLMProviderError, MissingDependencyError, OperationTimeoutError, suggest
 from lousho_ray.providers.event_reader import EventReader
 from lousho_ray.providers.failures import scrub
+from lousho_ray.providers.prices import read_table, table_was_read
 from lousho_ray.providers.transcript import split_system
 
 __all__ = ["EventReader", "HTTPProvider", "import_client", "public_url", "split_system", "split_userinfo"]
@@ -183,6 +184,9 @@ class HTTPProvider:
             closer = self._close_at_end(client, loop)
             self._clients[loop] = (client, closer)
         await anext(closer)
+        if not table_was_read():
+            # The reply's cost needs the prices: they are read while the server thinks.
+            loop.run_in_executor(None, read_table)
         return client
 
     async def _close_at_end(self, client: Any, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[None, None]:

@@ -11,6 +11,7 @@ import importlib.metadata
 import logging
 import math
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -279,6 +280,16 @@ def _unique(entries: Iterable[ModelInfo | _Changing]) -> list[ModelInfo]:
     """The entries without the repeats that their aliases make."""
     once = {id(entry): entry for entry in entries}
     return [entry.now() if isinstance(entry, _Changing) else entry for entry in once.values()]
+
+
+def read_table() -> None:
+    """Reads the built-in table, which takes some tenths of a second of CPU, unless it was read before."""
+    _sources()
+
+
+def table_was_read() -> bool:
+    """Whether the built-in table is there, or is being read by another thread."""
+    return "genai_prices.data" in sys.modules
 
 
 @functools.cache
