@@ -12,8 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, cast
 
-from lousho_ray.errors import ConfigurationError
-
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
 
 
@@ -241,7 +239,7 @@ def _content_from_json(content: Any) -> Content:
 
 
 def part_from_json(part: Mapping[str, Any]) -> ContentPart:
-    """A content part from its JSON form (`mimeType` or `mime_type`). Raises `ConfigurationError` naming an unknown type."""
+    """A content part from its JSON form (`mimeType` or `mime_type`). Raises `ValueError` naming an unknown type."""
     kind, mime_type = part.get("type"), part.get("mimeType", part.get("mime_type"))
     if kind == "text":
         return TextPart(part["text"])
@@ -249,7 +247,7 @@ def part_from_json(part: Mapping[str, Any]) -> ContentPart:
         return ImagePart(decode_bytes(part["image"]), mime_type)
     if kind == "file":
         return FilePart(decode_bytes(part["data"]), mime_type or "application/octet-stream", part.get("filename"))
-    raise ConfigurationError(f"Unknown content part type {kind!r}; a part is 'text', 'image' or 'file'.", field="content")
+    raise ValueError(f"unknown content part type {kind!r}; a part is 'text', 'image' or 'file'")
 
 
 def _reasoning_to_json(block: ReasoningBlock) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lousho_ray.errors import ConfigurationError, message_of
+from lousho_ray.errors import ConfigurationError
 from lousho_ray.messages import FilePart, ImagePart, Message, TextPart, part_from_json, user
 
 _PARTS = (TextPart, ImagePart, FilePart)
@@ -45,8 +45,8 @@ def _from_dicts(items: tuple[Any, ...]) -> tuple[Message, ...]:
         if all("role" in item for item in items):
             return tuple(Message.from_dict(item) for item in items)
         return (user(tuple(part_from_json(item) for item in items)),)
-    except (KeyError, ValueError, TypeError, ConfigurationError) as error:
-        raise ConfigurationError(f"input has a part or message that cannot be read: {message_of(error)}", field="input") from error
+    except (KeyError, ValueError, TypeError) as error:
+        raise ConfigurationError(f"input has a part or message that cannot be read: {error}.", field="input") from error
 
 
 def _describe(value: Any) -> str:
