@@ -7,7 +7,6 @@ the calls finish in, so the transcript is valid at every moment.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -23,7 +22,8 @@ from lousho_ray.messages import Message, ToolCall, tool_result
 from lousho_ray.ports import ToolContext
 from lousho_ray.tools.execute import call_tool
 from lousho_ray.tools.results import ErrorResult, cap_result, encode_result, error_result
-from lousho_ray.tools.schema import ParsedArguments
+from lousho_ray.tools.schema import InvalidArguments, ParsedArguments, parse_object
+from lousho_ray.tools.text import replace_surrogates
 
 log = logging.getLogger("lousho_ray")
 
@@ -315,16 +315,15 @@ def cancel_calls(calls: Sequence[ToolCall], state: RunState, why: str) -> None:
 def _plain_args(call: ToolCall) -> dict[str, Any]:
     """`tool.start.args`: the parsed object, `{}` when the text is not a JSON object."""
     try:
-        args = json.loads(call.arguments) if call.arguments.strip() else {}
-    except ValueError:
+        return parse_object(call.arguments)
+    except InvalidArguments:
         return {}
-    return args if isinstance(args, dict) else {}
 
 
 def _record_args(call: ToolCall, parsed: ParsedArguments | ToolArgumentsValidationError | None) -> Any:
     if isinstance(parsed, ParsedArguments):
         return parsed.plain
     try:
-        return json.loads(call.arguments) if call.arguments.strip() else {}
-    except ValueError:
-        return call.arguments
+        return parse_object(call.arguments)
+    except InvalidArguments:
+        return replace_surrogates(call.arguments)

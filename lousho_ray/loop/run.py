@@ -332,6 +332,8 @@ def _cut_off(calls: tuple[ToolCall, ...]) -> bool:
     text = calls[-1].arguments.strip()
     try:
         json.loads(text or "{}")
+    except RecursionError:  # nested too deeply for us, but not cut off
+        return False
     except ValueError:
         return True
     return False

@@ -32,7 +32,7 @@ class _OpenCall:
             return False
         try:
             return isinstance(json.loads(text), dict)
-        except ValueError:
+        except (ValueError, RecursionError):
             return False
 
 

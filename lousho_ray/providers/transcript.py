@@ -142,7 +142,7 @@ def arguments_object(arguments: str) -> str:
     conversation that holds anything else."""
     try:
         value = json.loads(arguments, parse_constant=_refuse_constant)
-    except ValueError:
+    except (ValueError, RecursionError):
         return "{}"
     return clean_text(arguments) if isinstance(value, dict) else "{}"
 
@@ -228,6 +228,8 @@ def settled_calls(
 def _is_json(text: str) -> bool:
     try:
         json.loads(text)
+    except RecursionError:  # nested too deeply for us, but not cut off
+        return True
     except ValueError:
         return False
     return True

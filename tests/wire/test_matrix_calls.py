@@ -77,7 +77,8 @@ OBJECTS = [  # W04
 NOT_OBJECTS = [  # W05, W28
     *[Row(f"W05-{name}", [TC(0, "a", "f", args), *END], whole(raw("a", "f", args)), kinds=["validation"])
       for name, args in {"text": '"abc"', "list": "[]", "number": "123", "true": "true", "list-of-objects": '[{"x":1}]',
-                         "prose": "call f with x=1", "NaN": '{"x":NaN}', "infinity": '{"x":-Infinity}', "huge": '{"x":1e999}'}.items()],
+                         "prose": "call f with x=1", "NaN": '{"x":NaN}', "infinity": '{"x":-Infinity}', "huge": '{"x":1e999}',
+                         "deep": '{"x":' + "[" * 5000 + "]" * 5000 + "}", "deep-and-open": "[" * 5000}.items()],
     Row("W05-list-as-value", [TC(0, "a", "f", [1]), *END], whole(raw("a", "f", [1])), kinds=["validation"]),
     Row("W05-one-good-one-bad", [TC(0, "a", "f", "[]"), TC(1, "b", "g", Y2), *END], whole(raw("a", "f", "[]"), raw("b", "g", Y2)),
         runs=[RUN_G], kinds=["validation"]),
@@ -146,6 +147,8 @@ IDS = [  # W14
     *[Row(f"W14-odd-id-{index}", [TC(0, odd, "f", X1), *END], whole(raw(odd, "f", X1)), runs=[RUN_F])
       for index, odd in enumerate(("functions.f:0", "x" * 70, "call_|fc_1", "ä", "a b\n", "\ud83d"))],
     Row("W14-unknown-tool", [TC(0, "a", "no.such tool!", X1), *END], whole(raw("a", "no.such tool!", X1)), kinds=["not-found"]),
+    Row("W28-unknown-tool-NaN", [TC(0, "a", "nope", '{"x":NaN}'), *END], whole(raw("a", "nope", '{"x":NaN}')), kinds=["not-found"]),
+    Row("W28-unknown-tool-surrogate", [TC(0, "a", "nope\ud83d", '{"x":"\ud83d'), *END], whole(raw("a", "nope\ud83d", '{"x":"\ud83d')), kinds=["not-found"]),
     Row("W14-no-name", [TC(0, "a", "", X1), *END], whole(raw("a", "", X1)), kinds=["not-found"]),
     Row("W14-long-unknown-name", [TC(0, "a", "n" * 99, X1), *END], whole(raw("a", "n" * 99, X1)), kinds=["not-found"]),
 ]
