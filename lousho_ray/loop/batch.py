@@ -13,14 +13,15 @@ from typing import Any
 
 from lousho_ray.cancellation import Aborted, AbortReason
 from lousho_ray.errors import PropagatingToolError, ToolArgumentsValidationError, ToolExecutionError
-from lousho_ray.events import ErrorInfo, ToolDone, ToolError, ToolPartial, ToolResume, ToolStart
+from lousho_ray.events import ErrorInfo, TodoUpdated, ToolDone, ToolError, ToolPartial, ToolResume, ToolStart
 from lousho_ray.loop.gate import Answer, Refuse, Run, hook_context, parse_call, pass_gate
 from lousho_ray.loop.hooks import HaltedError, PostToolOutcome
 from lousho_ray.loop.result import ToolCallRecord
 from lousho_ray.loop.state import Ask, RunDeps, RunState
-from lousho_ray.messages import Message, ToolCall, tool_result
+from lousho_ray.messages import ContentPart, ImagePart, Message, TextPart, ToolCall, tool_result, user
 from lousho_ray.ports import ToolContext
 from lousho_ray.tools.execute import call_tool
+from lousho_ray.tools.registry import find_tool
 from lousho_ray.tools.results import ErrorResult, cap_result, encode_result, error_result
 from lousho_ray.tools.schema import InvalidArguments, ParsedArguments, parse_object
 from lousho_ray.tools.text import replace_surrogates
@@ -43,6 +44,7 @@ class ToolBatch:
         self._fatal: dict[int, BaseException] = {}
         self._started: dict[int, float] = {}
         self._ask: Ask | None = None
+        self._images: dict[int, tuple[ImagePart, ...]] = {}
         self._cancelled = False
 
     async def run(self) -> Ask | None:
@@ -68,12 +70,22 @@ class ToolBatch:
             if self._deps.abort.aborted or self._fatal:
                 self._ask = None
             await self._settle_rest()
+        self._show_images()
         if self._fatal:
             first, *others = (self._fatal[index] for index in sorted(self._fatal))
             for other in others:
                 first.add_note(f"Another call of the same turn failed too: {type(other).__name__}: {other}")
             raise first
         return self._ask
+
+    def _show_images(self) -> None:
+        """Images that tools returned go into a user message behind all results: a tool message carries text only."""
+        parts: list[ContentPart] = []
+        for index in sorted(self._images):
+            parts.append(TextPart(f"Images of the result of {self._calls[index].name} ({self._calls[index].id}):"))
+            parts += self._images[index]
+        if parts and self._ask is None:
+            self._state.messages.append(user(parts))
 
     async def _wait(self) -> None:
         """Waits for the running calls. After an abort those that ignore it are waited for at most `abort_grace_ms`."""
@@ -201,7 +213,9 @@ class ToolBatch:
 
         def partial(output: Any, number: int) -> None:
             if not self._deps.abort.aborted:
-                self._deps.emitter.emit(ToolPartial, tool_call_id=call.id, tool_name=call.name, output=output, index=number)
+                self._deps.emitter.emit(
+                    ToolPartial, tool_call_id=call.id, tool_name=call.name, output=encode_result(output).safe, index=number
+                )
 
         try:
             value = await call_tool(run.tool, run.arguments.value, ctx, partial if self._deps.emitter.on else None)
@@ -243,6 +257,12 @@ class ToolBatch:
             duration_ms=self._elapsed_ms(started),
             replaced_by_hook=replaced_by,
         )
+        tool = find_tool(self._deps.tools, call.name)
+        if tool is not None and replaced_by is None and tool.metadata.get("event") == TodoUpdated.type:
+            shown = encoded.safe
+            self._deps.emitter.emit(TodoUpdated, todos=shown["todos"], counts=shown["counts"], tool_call_id=call.id)
+        if encoded.images:
+            self._images[index] = encoded.images
         text = cap_result(encoded.text, self._deps.max_tool_result_chars)
         self._record(index, tool_result(call, text, metadata=self._marks(call, replaced_by)))
 

@@ -19,7 +19,6 @@ VAGUE = frozenset({"helper", "helpers", "manager", "managers", "misc", "util", "
 
 LONG_MODULES: Mapping[str, str] = {
     "lousho_ray/error_codes.py": "one table: every error code with its hint",
-    "lousho_ray/limits/limiter.py": "a limiter, its tickets and its local link work on each other's state and are read together",
 }
 """Modules that may be longer, with the reason."""
 
