@@ -118,6 +118,7 @@ class LimiterClient:
             with self._lock:
                 for number in numbers:
                     self._calls.pop(number, None)
+                self._withdrawals += numbers
             raise
 
     def declare(self, link: RemoteLink) -> None:
@@ -241,12 +242,10 @@ class LimiterClient:
                     call[1].arrival = arrival
             admitted = []
             for number, booking in reply.grants[max(0, self._received - reply.first) :]:
-                if (call := self._calls.get(number)) is None:
-                    self._withdrawals.append(number)
-                    continue
-                ticket = call[1]
-                ticket.booking, ticket.state = booking, RUNNING
-                admitted.append(ticket)
+                if (call := self._calls.get(number)) is not None:
+                    ticket = call[1]
+                    ticket.booking, ticket.state = booking, RUNNING
+                    admitted.append(ticket)
             self._received = max(self._received, reply.first + len(reply.grants))
             for ticket in wake(admitted):
                 del self._calls[ticket.number]

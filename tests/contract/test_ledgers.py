@@ -71,6 +71,16 @@ async def test_opening_and_closing_may_be_repeated(ledger: Ledger) -> None:
     await ledger.close("lead")
 
 
+async def test_a_run_may_close_while_its_last_report_is_under_way(ledger: Ledger) -> None:
+    # BUD-32, BUD-33: repeated together after a lost answer, neither fails and the report counts once
+    await ledger.open("lead")
+    for number in range(30):
+        run = f"last-{number}"
+        await ledger.open(run, "lead")
+        totals, _ = await asyncio.gather(ledger.report(run, "1", Spend(1)), ledger.close(run))
+        assert totals["lead"].input_tokens == number + 1
+
+
 async def test_an_unknown_run_is_an_error_and_hurts_no_other(ledger: Ledger) -> None:
     # BUD-33
     await ledger.open("run")

@@ -15,6 +15,9 @@ from lousho_ray.actors.limiter import LimiterReference, RateLimiterActor, Remote
 from lousho_ray.actors.limiter_client import LimiterClient
 from lousho_ray.errors import LoushoError
 from lousho_ray.limits.limiter import RateLimiter, create_rate_limiter
+from lousho_ray.limits.link import Ticket
+from lousho_ray.limits.rate import WAITING
+from lousho_ray.limits.shared import Reply
 from lousho_ray.options import RateLimits
 from tests.contract.in_process import InProcessHandle
 
@@ -207,6 +210,37 @@ async def test_a_new_life_of_the_actor_goes_on_with_everything_in_line(monkeypat
     assert order == list(range(21))
     held[1].release()
     assert (await settled(limiter)).running == 0
+
+
+async def test_a_process_stops_listening_to_an_old_life_that_it_knows_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    # RL-36: the old life's node is cut off, so its open calls do not end
+    monkeypatch.setattr("lousho_ray.limits.shared.RECOVERY_S", 0.05)
+    handle = InProcessHandle(RateLimiterActor(restarted=False))
+    limiter = remote_limiter(handle, {"max_concurrent": 1})
+    held = await limiter.acquire(1)
+    waiting = asyncio.create_task(limiter.acquire(1))
+    await until_waiting(limiter, 1)
+    handle.actor = RateLimiterActor(restarted=True)
+    later = asyncio.create_task(limiter.acquire(1))
+    await until_waiting(limiter, 2)
+    held.release()
+    (await asyncio.wait_for(waiting, 5)).release()
+    (await asyncio.wait_for(later, 5)).release()
+
+
+async def test_an_answer_given_before_a_loss_is_void_after_it() -> None:
+    # RL-36: what an old life granted is not admitted, the new one will say so again
+    limiter = remote_limiter(InProcessHandle(None), {"max_concurrent": 1})
+    link = limiter.link
+    assert isinstance(link, RemoteLink)
+    client = link._client
+    client._sending = True
+    ticket = Ticket(limiter, 1, asyncio.get_running_loop())
+    client.enter(link, ticket)
+    losses = client._losses
+    client._lose()
+    assert not client._accept(Reply("old", True, 5, 0, [(ticket.number, 7)]), losses, [ticket.number])
+    assert (ticket.state, ticket.arrival, client._received) == (WAITING, 0, 0)
 
 
 async def test_lives_that_end_again_and_again_lose_no_call_and_admit_none_too_many(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from lousho_ray.ports import Ledger
 from tests.contract.test_ledgers import (
     test_a_repeated_report_counts_once,
     test_a_report_nobody_waits_for_counts,
+    test_a_run_may_close_while_its_last_report_is_under_way,
     test_a_tree_adds_up_while_its_runs_report_at_once,
     test_an_answer_holds_the_callers_own_report,
     test_an_unknown_run_is_an_error_and_hurts_no_other,
@@ -37,6 +38,7 @@ __all__ = [
     "test_a_cancelled_call_books_nothing_and_those_behind_move_up",
     "test_a_repeated_report_counts_once",
     "test_a_report_nobody_waits_for_counts",
+    "test_a_run_may_close_while_its_last_report_is_under_way",
     "test_a_settled_estimate_lets_the_next_call_pass",
     "test_a_tree_adds_up_while_its_runs_report_at_once",
     "test_an_answer_holds_the_callers_own_report",

@@ -7,17 +7,19 @@ import logging
 import pickle
 import random
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from lousho_ray.clock import SystemClock, TimerHandle
 from lousho_ray.errors import ConfigurationError
 from lousho_ray.limits.limiter import RateLimiter, create_rate_limiter
 from lousho_ray.limits.link import LocalLink
 from lousho_ray.limits.rate import LimiterStats
 from lousho_ray.options import RateLimits
 from lousho_ray.ports import Permit
-from lousho_ray.testing.clock import FakeClock
+from lousho_ray.testing.clock import FakeClock, FakeTimer
 
 
 async def settle() -> None:
@@ -205,6 +207,62 @@ def test_a_window_opens_for_a_loop_although_the_loop_that_waited_first_has_ended
 
     asyncio.run(one())
     asyncio.run(two())
+
+
+class FastClock(SystemClock):
+    """A minute in 60 ms."""
+
+    def now(self) -> float:
+        return super().now() * 1000
+
+    def call_later(self, seconds: float, fn: Callable[[], object]) -> TimerHandle:
+        return super().call_later(seconds / 1000, fn)
+
+
+class EarlyClock(FakeClock):
+    """Its timers fire a little early, as an event loop's may."""
+
+    def call_later(self, seconds: float, fn: Callable[[], object]) -> FakeTimer:
+        return super().call_later(max(seconds - 0.001, seconds / 2), fn)
+
+
+def test_a_release_in_another_thread_sets_the_timer_on_the_loop_that_waits() -> None:
+    # RL-D3
+    limiter = create_rate_limiter({"max_concurrent": 1, "requests_per_minute": 1}, clock=FastClock())
+    held = asyncio.run(limiter.acquire(1))
+    in_line, admitted = threading.Event(), threading.Event()
+
+    async def wait() -> None:
+        task = asyncio.create_task(limiter.acquire(1))
+        await settle()
+        in_line.set()
+        await asyncio.wait_for(task, 10)
+        admitted.set()
+
+    async def release() -> None:
+        held.release()
+
+    thread = threading.Thread(target=lambda: asyncio.run(wait()))
+    thread.start()
+    assert in_line.wait(10)
+    asyncio.run(release())
+    assert admitted.wait(10)
+    thread.join(10)
+
+
+async def test_a_timer_that_fires_early_is_set_again() -> None:
+    # RL-10
+    clock = EarlyClock()
+    limiter = create_rate_limiter({"requests_per_minute": 1}, clock=clock)
+    await limiter.acquire(1)
+    (task,) = start(limiter, 1)
+    await settle()
+    clock.advance(59_999.5)
+    await settle()
+    assert not task.done()
+    clock.advance(1)
+    await settle()
+    assert task.done()
 
 
 def test_a_waiting_call_whose_loop_was_closed_does_not_block_the_others() -> None:
