@@ -147,10 +147,10 @@ class ResponsesStream:
         text, refused = message_text(output)
         if text and not self._wrote:
             yield TextChunk(clean_text(text))
-        for item in output:
+        reason = "content_filter" if refused or self._refused else responses_finish(response)
+        for item in output if reason != "content_filter" else ():
             if item.get("type") == "function_call" and fields.text(item.get("call_id")) not in self._sent:
                 yield from self._call(item)
-        reason = "content_filter" if refused or self._refused else responses_finish(response)
         if self._called and reason != "content_filter":
             reason = "tool_calls"
         yield FinishChunk(reason, responses_usage(response.get("usage")), response_model=model_of(response))
