@@ -20,9 +20,10 @@ from lousho_ray.loop.inbox import QueuedInput
 from lousho_ray.loop.result import ExecutionResult
 from lousho_ray.messages import Message
 from lousho_ray.session import Request
-from lousho_ray.session_host import SessionHost, SessionLines
+from lousho_ray.session_host import SessionHost
 from lousho_ray.stores.memory import InMemoryApprovalStore, MemorySessionStore
 from lousho_ray.subagents import Spawner
+from lousho_ray.turns import SessionLines
 
 POLL_S = 10.0
 """How long a read of events stays open without news."""

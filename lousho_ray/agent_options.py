@@ -37,6 +37,7 @@ class CreateAgentOptions(TypedDict, total=False):
     subagents: Mapping[str, Agent[Any]]
     max_subagent_depth: int
     store: AgentStore | SessionStore
+    session_wait_ms: float
     approval_store: ApprovalStore
     approval_ttl_ms: float
     approve: Callable[[Mapping[str, Any]], Any]

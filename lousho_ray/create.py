@@ -63,6 +63,7 @@ def create_agent(*, output: Any = None, **options: Any) -> Agent[Any]:
         subagents: Name -> agent with a description, offered through the `task` tool.
         max_subagent_depth: How deep sub-agents may nest (1; 0 = never offered).
         store: Where sessions are kept; see `memory_store()` and `SqliteStore`.
+        session_wait_ms: How long a turn waits for another process that is in the same session (30,000).
         approve: `fn(call) -> bool | str`: decides calls of tools with `needs_approval` in code; without it (and in streams) the run
             pauses until `agent.approvals.resolve()`.
         approval_store: Where pauses are kept; default the store's part, else memory.
@@ -112,6 +113,7 @@ def create_agent(*, output: Any = None, **options: Any) -> Agent[Any]:
         max_subagent_depth=check_positive_int(given.get("max_subagent_depth", 1), "max_subagent_depth", minimum=0),
         hooks=check_hooks(given.get("hooks", ())),
         approve=check_callable(given["approve"], "approve") if "approve" in given else None,
+        session_wait_ms=check_positive_number(given.get("session_wait_ms", 30_000), "session_wait_ms"),
         approval_store=_approval_store(given.get("approval_store")),
         approval_ttl_ms=check_positive_number(given["approval_ttl_ms"], "approval_ttl_ms") if "approval_ttl_ms" in given else None,
         store=_store(given.get("store")),

@@ -48,6 +48,7 @@ class AgentDefinition:
     approve: Callable[[Mapping[str, Any]], Any] | None = None
     output: OutputContract | None = None
     output_prompt: bool | Literal["auto"] = "auto"
+    session_wait_ms: float = 30_000
     approval_store: Any = None
     approval_ttl_ms: float | None = None
     store: Any = None

@@ -11,7 +11,7 @@ from lousho_ray.errors import CompactedLLMProviderError, LoushoError, ResumeTool
 from lousho_ray.ids import new_id
 from lousho_ray.loop.checkpoint import RunFacts, freeze
 from lousho_ray.loop.state import Ask, Decision, RunState
-from lousho_ray.messages import Message, ToolCall, encode_bytes, unanswered_calls
+from lousho_ray.messages import Message, ToolCall, decode_bytes, encode_bytes, unanswered_calls
 from lousho_ray.ports import ApprovalStore, CheckpointStore, SessionStore
 from lousho_ray.stores.memory import MemorySessionStore
 from lousho_ray.tools.registry import find_tool
@@ -182,3 +182,9 @@ def check_tools(state: RunState, tools: Mapping[str, Any], decided: str | None) 
             raise ResumeToolMissingError(
                 f"The run waits on a call of tool '{call.name}', which the agent no longer has.", tool_name=call.name
             )
+
+
+def facts_of(record: Mapping[str, Any], agent: str, session_id: str | None) -> RunFacts:
+    """Who an unfinished run goes on as: the caller it was started by."""
+    metadata = decode_bytes(record.get("metadata", {}))
+    return RunFacts(agent, session_id, decode_bytes(record.get("principal")), metadata, record.get("agentFingerprint"))

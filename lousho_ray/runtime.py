@@ -15,8 +15,9 @@ from lousho_ray.limits.budget import LocalLedger
 from lousho_ray.limits.limiter import RateLimiter
 from lousho_ray.ports import Ledger
 from lousho_ray.session import SessionLink
-from lousho_ray.session_host import LocalLink, SessionHost, SessionLines
+from lousho_ray.session_host import LocalLink, SessionHost
 from lousho_ray.subagents import LocalSpawner, Spawner
+from lousho_ray.turns import SessionLines
 
 LIMITERS = "lousho-limiters"
 PARTS = ("sessions", "checkpoints", "approvals")
@@ -70,7 +71,14 @@ class RayRuntime:
                 session_id, reference, private, tuple(part for part in PARTS if getattr(store, part, None) is not None)
             )
 
-        return HostedLink(definition, key, self._on_this_loop, _session_actor)
+        def host(key: SessionKey) -> Any:
+            if definition.subagents:
+                # Made here and not by the session actor that is the first to need them: they would end with it.
+                _ledger()
+                _worker_actors()
+            return _session_actor(key)
+
+        return HostedLink(definition, key, self._on_this_loop, host)
 
     async def reach(self, store: Any) -> Any:
         """The store behind its actor."""

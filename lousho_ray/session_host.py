@@ -6,8 +6,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
-from weakref import WeakValueDictionary
 
+from lousho_ray.cancellation import AbortSignal
 from lousho_ray.clock import SYSTEM_CLOCK, Clock
 from lousho_ray.definition import AgentDefinition
 from lousho_ray.durable import (
@@ -19,6 +19,7 @@ from lousho_ray.durable import (
     awaiting,
     check_tools,
     decisions_of,
+    facts_of,
     failed_for_good,
     settled_decision,
     turn_key,
@@ -33,29 +34,16 @@ from lousho_ray.loop.open import CallOptions, RunContext
 from lousho_ray.loop.result import ExecutionResult
 from lousho_ray.loop.run import run
 from lousho_ray.loop.state import Decision, ResolvedApproval, RunDeps, RunState
-from lousho_ray.messages import Message, complete_prefix, decode_bytes
-from lousho_ray.ports import Observer, SessionStore
+from lousho_ray.messages import Message, complete_prefix
+from lousho_ray.ports import Observer
 from lousho_ray.session import DecisionRequest, Request, ResumeRequest, TurnRequest, transcript
 from lousho_ray.subagents import Spawner, open_with_subagents
+from lousho_ray.turn_lease import TurnLease
 from lousho_ray.turns import Place, TurnLine
 
 T = TypeVar("T")
 
 log = logging.getLogger("lousho_ray")
-
-
-class SessionLines:
-    """The lines of all sessions of one process, by store and id: two handles on one session share a line."""
-
-    def __init__(self) -> None:
-        self._lines: WeakValueDictionary[tuple[int, str], TurnLine[LocalRun]] = WeakValueDictionary()
-
-    def of(self, store: SessionStore, session_id: str) -> TurnLine[LocalRun]:
-        key = (id(store), session_id)
-        line = self._lines.get(key)
-        if line is None:
-            line = self._lines[key] = TurnLine()
-        return line
 
 
 class SessionHost:
@@ -95,25 +83,38 @@ class SessionHost:
             case TurnRequest():
                 self._enter_or_join(turn, request, emitter)
             case DecisionRequest():
-                turn.start(self._in_line(turn, self._line.enter(turn), lambda: self._decided_turn(turn, request, emitter)))
+                place = self._line.enter(turn)
+                turn.start(self._in_line(turn, place, emitter, lambda lease: self._decided_turn(turn, request, emitter, lease)))
             case ResumeRequest():
-                turn.start(self._in_line(turn, self._line.enter(turn), lambda: self._finish_pending(turn, emitter)))
+                place = self._line.enter(turn)
+                turn.start(self._in_line(turn, place, emitter, lambda lease: self._finish_pending(turn, emitter, lease)))
         return turn
 
     def _enter_or_join(self, turn: LocalRun, request: TurnRequest, emitter: Emitter) -> None:
         target = self._line.last() if request.policy != "wait" else None
         if target is None:
-            turn.start(self._in_line(turn, self._line.enter(turn), lambda: self._new_turn(turn, request, emitter)))
+            place = self._line.enter(turn)
+            turn.start(self._in_line(turn, place, emitter, lambda lease: self._new_turn(turn, request, emitter, lease)))
             return
         item = QueuedInput(request.input)
         (target.inbox.steer if request.policy == "steer" else target.inbox.enqueue)(item)
         place = self._line.join(turn, lambda: item.applied.done() and item.applied.result())
         turn.start(self._joined_turn(turn, place, target, item, request, emitter))
 
-    async def _in_line(self, turn: LocalRun, place: Place[LocalRun], body: Callable[[], Awaitable[Any]]) -> Any:
+    async def _in_line(
+        self, turn: LocalRun, place: Place[LocalRun], emitter: Emitter, body: Callable[[TurnLease], Awaitable[Any]]
+    ) -> Any:
+        """Waits for the turn's place in line, then for the session's lease, and runs it."""
         try:
             await _unless_aborted(place.wait(), turn)
-            return await body()
+            lease = TurnLease(
+                self._parts.sessions, self._id, turn.signal, wait_ms=self._definition.session_wait_ms, clock=self._clock
+            )
+            await _reported(lease.__aenter__(), emitter)
+            try:
+                return await body(lease)
+            finally:
+                await lease.__aexit__()
         finally:
             turn.inbox.close()
             place.leave()
@@ -128,7 +129,9 @@ class SessionHost:
                 place.leave()
                 return await _reported(target.result(), emitter)
             place.stand_alone()
-            result: ExecutionResult[Any] = await self._in_line(turn, place, lambda: self._new_turn(turn, request, emitter))
+            result: ExecutionResult[Any] = await self._in_line(
+                turn, place, emitter, lambda lease: self._new_turn(turn, request, emitter, lease)
+            )
             return result
         place.leave()
         result = await _reported(target.result(), emitter)
@@ -137,19 +140,34 @@ class SessionHost:
 
     # --------------------------------------------------------------------------------------------------------------- the turns
 
-    async def _new_turn(self, turn: LocalRun, request: TurnRequest, emitter: Emitter) -> ExecutionResult[Any]:
-        left_behind = LocalRun(turn.run_id, abort=turn.signal)
-        await _reported(self._finish_pending(left_behind, Emitter(Stamp(turn.run_id)), fresh=False), emitter)
-        history = await _reported(self.load(), emitter)
+    async def _new_turn(self, turn: LocalRun, request: TurnRequest, emitter: Emitter, lease: TurnLease) -> ExecutionResult[Any]:
+        if self._parts.checkpoints is not None:
+            left_behind = LocalRun(turn.run_id, abort=turn.signal)
+            silent = Emitter(Stamp(turn.run_id))
+            history = await _reported(self._after_pending(left_behind, silent, lease), emitter)
+        else:
+            history = await _reported(lease.load(), emitter)
         facts = RunFacts(self._definition.name, self._name, request.call.principal, request.call.metadata)
         recorder = self._recorder(turn_key(self._id, len(history)), facts)
         context = self._context(turn, emitter, facts, recorder)
         context.input, context.history, context.call = request.input, history, request.call
         context.approve_in_code = not request.observed
-        context.commit = lambda result: self._commit(result, recorder)
+        context.commit = lambda result: self._commit(result, recorder, lease)
         return await self._drive(context, recorder, emitter)
 
-    async def _finish_pending(self, turn: LocalRun, emitter: Emitter, *, fresh: bool = True) -> ExecutionResult[Any] | None:
+    async def _after_pending(self, turn: LocalRun, emitter: Emitter, lease: TurnLease) -> list[Message]:
+        """Finishes what an earlier turn left behind; the transcript as it is then."""
+        history = await lease.load()
+        key = turn_key(self._id, len(history))
+        assert self._parts.checkpoints is not None
+        if await self._parts.checkpoints.load(key) is None:
+            return history
+        await self._finish_pending(turn, emitter, lease, fresh=False)
+        return await lease.load()
+
+    async def _finish_pending(
+        self, turn: LocalRun, emitter: Emitter, lease: TurnLease, *, fresh: bool = True
+    ) -> ExecutionResult[Any] | None:
         """Finishes the turn an earlier process (or a failure) left behind; `None` when there is none.
 
         `fresh` says that this is a `resume()`, which also retries a turn that failed for good.
@@ -157,7 +175,7 @@ class SessionHost:
         checkpoints = self._parts.checkpoints
         if checkpoints is None:
             return None
-        history = await self.load()
+        history = await lease.load()
         key = turn_key(self._id, len(history))
         saved = await checkpoints.load(key)
         if saved is None:
@@ -172,16 +190,18 @@ class SessionHost:
                 attempts=pending.attempts,
             )
         state, waiting = thaw(saved, turn.run_id)
-        facts = _facts_of(saved, self._definition.name, self._name)
+        facts = facts_of(saved, self._definition.name, self._name)
         recorder = self._recorder(key, facts, revision=saved.get("revision", 0), attempts=pending.attempts)
         decisions = decisions_of(saved)
         if pending.status == "finished":
-            await self._parts.sessions.save(self._id, complete_prefix(state.messages[1:]))
+            await lease.save(complete_prefix(state.messages[1:]))
             await checkpoints.delete(key)
             return None
-        return await self._continue(turn, emitter, state, waiting, facts, recorder, decisions)
+        return await self._continue(turn, emitter, lease, state, waiting, facts, recorder, decisions)
 
-    async def _decided_turn(self, turn: LocalRun, request: DecisionRequest, emitter: Emitter) -> ExecutionResult[Any]:
+    async def _decided_turn(
+        self, turn: LocalRun, request: DecisionRequest, emitter: Emitter, lease: TurnLease
+    ) -> ExecutionResult[Any]:
         """Takes a paused turn up again with the decision. Of several deciders one gets the record."""
         record = await _reported(self._claim(request.approval_id), emitter)
         pending, snapshot = record
@@ -193,19 +213,20 @@ class SessionHost:
                 raise approval_orphaned(request.approval_id)
         decision = settled_decision(request.decision, pending, self._clock.wall())
         state, waiting = thaw(snapshot, turn.run_id)
-        facts = _facts_of(snapshot, self._definition.name, self._name)
+        facts = facts_of(snapshot, self._definition.name, self._name)
         recorder = None if saved is None else self._recorder(str(key), facts, revision=saved.get("revision", 0))
         call_id = pending["toolCallId"]
         if recorder is not None:
             # From here on the record is gone: the decision itself must survive a crash, so that the call is not asked for again.
             await recorder.decide(call_id, decision, state, tuple(waiting))
         resolved = ResolvedApproval(request.approval_id, call_id, pending["toolName"], decision, pending.get("createdAt"))
-        return await self._continue(turn, emitter, state, waiting, facts, recorder, {call_id: decision}, resolved)
+        return await self._continue(turn, emitter, lease, state, waiting, facts, recorder, {call_id: decision}, resolved)
 
     async def _continue(
         self,
         turn: LocalRun,
         emitter: Emitter,
+        lease: TurnLease,
         state: RunState,
         waiting: Sequence[Message],
         facts: RunFacts,
@@ -220,7 +241,8 @@ class SessionHost:
         if recorder is not None:
             recorder.decisions.update(decisions)
         context.call = CallOptions(principal=facts.principal, metadata=facts.metadata)
-        context.commit = lambda result: self._commit(result, recorder, continued_from=None if recorder is not None else kept)
+        since = None if recorder is not None else kept
+        context.commit = lambda result: self._commit(result, recorder, lease, continued_from=since)
         if waiting:
             turn.inbox.enqueue(QueuedInput(tuple(waiting)))
         return await self._drive(context, recorder, emitter)
@@ -241,7 +263,9 @@ class SessionHost:
                 await recorder.failed(error)
             raise
 
-    async def _commit(self, result: ExecutionResult[Any], recorder: Recorder | None, continued_from: int | None = None) -> None:
+    async def _commit(
+        self, result: ExecutionResult[Any], recorder: Recorder | None, lease: TurnLease, continued_from: int | None = None
+    ) -> None:
         """Saves a turn that has ended. An aborted one is dropped; a durable one that pauses stays in its checkpoint."""
         if result.finish_reason == "aborted":
             if result.tool_calls:
@@ -255,12 +279,12 @@ class SessionHost:
         messages = transcript(result)
         if continued_from is not None:
             # Other turns may have run while this one waited: what it adds goes to the end of the present transcript.
-            messages = [*await self.load(), *messages[continued_from:]]
+            messages = [*await lease.load(), *messages[continued_from:]]
         if recorder is None:
-            await self._parts.sessions.save(self._id, messages)
+            await lease.save(messages, last=True)
             return
         # Both in one go: either alone is enough to find the turn again after a crash.
-        await asyncio.gather(recorder.finished(result), self._parts.sessions.save(self._id, messages))
+        await asyncio.gather(recorder.finished(result), lease.save(messages))
         await recorder.delete()
 
     # ---------------------------------------------------------------------------------------------------- looking and clearing
@@ -292,7 +316,8 @@ class SessionHost:
         delete_prefix = getattr(self._parts.checkpoints, "delete_prefix", None)
         if delete_prefix is not None:
             await delete_prefix(f"{self._id}.turn-")
-        await self._parts.sessions.save(self._id, [])
+        async with TurnLease(self._parts.sessions, self._id, AbortSignal(), wait_ms=self._definition.session_wait_ms) as lease:
+            await lease.save([], last=True)
         return count
 
     async def _saved_turn(self) -> tuple[str, dict[str, Any]] | None:
@@ -366,9 +391,3 @@ async def _reported(awaitable: Awaitable[T], emitter: Emitter) -> T:
 
 async def _checked_tools(state: RunState, deps: RunDeps, context: RunContext) -> None:
     check_tools(state, deps.tools, next(iter(context.decisions), None))
-
-
-def _facts_of(record: Mapping[str, Any], agent: str, session_id: str | None) -> RunFacts:
-    """Who an unfinished run goes on as: the caller it was started by."""
-    metadata = decode_bytes(record.get("metadata", {}))
-    return RunFacts(agent, session_id, decode_bytes(record.get("principal")), metadata, record.get("agentFingerprint"))

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+from weakref import WeakValueDictionary
 
 T = TypeVar("T")
 
@@ -92,6 +93,20 @@ class TurnLine(Generic[T]):
         if self._places:
             self._running = self._places[0]
             self._running._call()
+
+
+class SessionLines:
+    """The lines of all sessions of one process, by store and id: two handles on one session share a line."""
+
+    def __init__(self) -> None:
+        self._lines: WeakValueDictionary[tuple[int, str], TurnLine[Any]] = WeakValueDictionary()
+
+    def of(self, store: object, session_id: str) -> TurnLine[Any]:
+        key = (id(store), session_id)
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = TurnLine()
+        return line
 
 
 def _never() -> bool:
