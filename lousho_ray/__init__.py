@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from lousho_ray.messages import FilePart, ImagePart, Message, TextPart, ToolCall, text_of
     from lousho_ray.options import Limits, ModelSettings, RateLimits, Retry
     from lousho_ray.ports import GenerateOptions, GenerateResult, LLMProvider, ToolContext
+    from lousho_ray.project_instructions import ProjectInstructions, load_project_instructions
     from lousho_ray.providers import (
         AnthropicProvider,
         LLMProviderRegistry,
@@ -84,6 +85,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "messages": ("FilePart", "ImagePart", "Message", "TextPart", "ToolCall", "text_of"),
     "options": ("Limits", "ModelSettings", "RateLimits", "Retry"),
     "ports": ("GenerateOptions", "GenerateResult", "LLMProvider", "ToolContext"),
+    "project_instructions": ("ProjectInstructions", "load_project_instructions"),
     "providers": (
         *(
             "AnthropicProvider",
@@ -141,6 +143,7 @@ __all__ = [
     "OpenRouterProvider",
     "OperationTimeoutError",
     "PiProvider",
+    "ProjectInstructions",
     "PropagatingToolError",
     "RateLimitError",
     "RateLimiter",
@@ -171,6 +174,7 @@ __all__ = [
     "get_model_info",
     "is_agent_event",
     "list_models",
+    "load_project_instructions",
     "memory_store",
     "register_model",
     "resolve_provider",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 from lousho_ray.events import Event
-from lousho_ray.options import Limits, ModelSettings, RateLimits, ReasoningOptions, Retry
+from lousho_ray.options import Limits, ModelSettings, ProjectInstructionsOptions, RateLimits, ReasoningOptions, Retry
 from lousho_ray.ports import AgentStore, ApprovalStore, Limiter, LLMProvider, SessionStore
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class CreateAgentOptions(TypedDict, total=False):
     approval_store: ApprovalStore
     approval_ttl_ms: float
     approve: Callable[[Mapping[str, Any]], Any]
+    project_instructions: ProjectInstructionsOptions | Mapping[str, Any] | bool
     retry: Retry | Mapping[str, Any] | Literal[False]
     fallback_models: Sequence[str | LLMProvider]
     rate_limit: RateLimits | Mapping[str, Any] | Limiter

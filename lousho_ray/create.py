@@ -25,8 +25,17 @@ from lousho_ray.option_checks import (
     check_text,
     unknown_keyword,
 )
-from lousho_ray.options import Limits, ModelSettings, Retry, parse_options, parse_reasoning
+from lousho_ray.options import (
+    Limits,
+    ModelSettings,
+    ProjectInstructionsOptions,
+    Retry,
+    parse_options,
+    parse_reasoning,
+    parse_switch,
+)
 from lousho_ray.ports import LLMProvider
+from lousho_ray.project_instructions import load_project_instructions
 from lousho_ray.stores.parts import check_store
 from lousho_ray.tools.registry import AnyTool, collect_tools
 
@@ -68,6 +77,7 @@ def create_agent(*, output: Any = None, **options: Any) -> Agent[Any]:
             pauses until `agent.approvals.resolve()`.
         approval_store: Where pauses are kept; default the store's part, else memory.
         approval_ttl_ms: How long a pause can be approved; by default it never expires.
+        project_instructions: `True`, or `cwd` and `files`: adds the nearest `AGENTS.md` (or `CLAUDE.md`), read now.
         retry: `max_retries` (2), `backoff`, `timeout_ms`, `idle_timeout_ms`, ...; `False` sends each call once.
         fallback_models: `provider/model` strings (or providers) tried in order when the model still fails.
         rate_limit: `requests_per_minute`, `tokens_per_minute`, `max_concurrent`, or a `create_rate_limiter()`.
@@ -95,6 +105,7 @@ def create_agent(*, output: Any = None, **options: Any) -> Agent[Any]:
         name=check_text(given.get("name", "agent"), "name"),
         description=check_text(given["description"], "description") if "description" in given else None,
         instructions=_instructions(given),
+        project_block=_project_block(given.get("project_instructions")),
         model=_bare_model(given),
         tools=tools,
         settings=parse_options(ModelSettings, given.get("model_settings")),
@@ -203,6 +214,12 @@ def _instructions(given: Mapping[str, Any]) -> Any:
             f"instructions must be a str or a function of the run, not {type(instructions).__name__}.", field="instructions"
         )
     return instructions
+
+
+def _project_block(option: Any) -> str:
+    options = parse_switch(ProjectInstructionsOptions, option)
+    found = None if options is None else load_project_instructions(options.cwd, options.files)
+    return "" if found is None else found.block
 
 
 def _bare_model(given: Mapping[str, Any]) -> Any:

@@ -27,6 +27,7 @@ class AgentDefinition:
     name: str
     provider: LLMProvider | None
     instructions: str | Callable[[Any], Any] = DEFAULT_INSTRUCTIONS
+    project_block: str = ""
     description: str | None = None
     model: str | Callable[[Any], Any] | None = None
     provider_for: Callable[[str], LLMProvider] | None = None

@@ -36,6 +36,10 @@ class CallOptions:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     principal: Any = None
 
+    def shaping_option(self) -> str | None:
+        """The first option given that shapes the run itself."""
+        return next((name for name in ("model_settings", "max_steps", "instructions", "reasoning") if getattr(self, name)), None)
+
 
 @dataclass(slots=True)
 class RunContext:
@@ -106,7 +110,7 @@ async def open_run(
     if limiters:
         provider = with_rate_limit(provider, limiters)
     output_block = _output_block(definition, provider, model)
-    prompt = "\n\n".join(part for part in (instructions, *system_blocks, output_block) if part)
+    prompt = "\n\n".join(part for part in (instructions, definition.project_block, *system_blocks, output_block) if part)
     state = context.resume
     if state is None:
         state = RunState(context.run_id, [system(prompt), *context.history, *context.input], opened_at=1 + len(context.history))
