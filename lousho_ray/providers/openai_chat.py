@@ -107,6 +107,8 @@ def chat_request(
     pieces = [encode_json(_system(system, cache_marks)).encode()] if system else []
     key = dialect.cache_key
     for index, message in enumerate(turns):
+        if message.role == "assistant" and not message.tool_calls and not message.text.strip():
+            continue  # an empty turn is refused, and so would be every later request of its conversation
         encoded: bytes | None = message.wire_cache.get(key)
         if encoded is None or index == marked:
             wire = chat_message(message, dialect, warn, options.messages)

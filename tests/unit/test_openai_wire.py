@@ -365,16 +365,15 @@ def test_each_message_and_tool_is_encoded_once() -> None:
     assert again["tools"] == [{"kept": True}]
 
 
-def test_an_assistant_turn_has_null_content_next_to_calls_only() -> None:
-    # PRV-29
+def test_an_assistant_turn_has_null_content_next_to_calls_and_an_empty_one_is_left_out() -> None:
+    # PRV-29; the API refuses a turn with neither text nor calls
     call = ToolCall("a", "f", '{"x": 1}')
     sent = chat_body(user("u"), assistant("", [call]), tool_result(call, "1"), assistant(""), user([TextPart("a"), TextPart("b")]))
     assert sent["messages"][1]["content"] is None
     assert sent["messages"][1]["tool_calls"] == [
         {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
     ]
-    assert sent["messages"][3]["content"] == ""
-    assert sent["messages"][4]["content"] == "ab"
+    assert sent["messages"][3] == {"role": "user", "content": "ab"}
 
 
 def test_results_are_sent_in_call_order() -> None:
