@@ -6,7 +6,9 @@ import asyncio
 import logging
 import os
 import threading
+import time
 from collections.abc import Awaitable
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import ray
@@ -37,9 +39,23 @@ _ATTACH_THREAD = LoopThread()
 
 _ATTACHING = threading.Lock()
 
-_HELD: dict[str, tuple[str, Any]] = {}
-# An actor that is not detached ends with its last handle: this process holds those it asked for, by name, together with its own id
-# in the cluster (a handle of an earlier cluster is worth nothing).
+LOOK_UP_AGAIN_S = 5.0
+"""How long a named actor counts as found. One that is not detached ends with the process that made it: another one is made then."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A named actor's handle, which process of which cluster asked for it, and when that was."""
+
+    process: str
+    handle: Any
+    at: float
+
+
+_HELD: dict[str, _Held] = {}
+# An actor that is not detached ends with the handle that made it: this process holds those it asked for, by name.
+
+_HOLDING = threading.Lock()
 
 
 def attach() -> None:
@@ -152,18 +168,34 @@ def cluster_cpus() -> int:
     return max(1, int(resources.get("CPU", 1)))
 
 
-def named_actor(cls: type[Any], name: str, *args: Any, options: dict[str, Any]) -> Any:
-    """The actor of that name, made when it is not there. Of several callers at once, in any process, one makes it. Blocks."""
+def named_actor(cls: type[Any], name: str, *args: Any, options: dict[str, Any], fresh: bool = False) -> Any:
+    """The actor of that name, made when it is not there. Of several callers at once, in any process, one makes it. Blocks.
+
+    `fresh`: looks it up, however recently that was done.
+    """
     me = str(ray.get_runtime_context().get_worker_id())
-    held = _HELD.get(name)
-    if held is not None and held[0] == me:
-        return held[1]
-    groups = options.get("concurrency_groups")
-    remote: Any = ray.remote(cls) if groups is None else ray.remote(concurrency_groups=groups)(cls)  # type: ignore[call-overload]
-    rest = {key: value for key, value in options.items() if key != "concurrency_groups"}
-    handle = remote.options(name=name, namespace=NAMESPACE, get_if_exists=True, **{"num_cpus": 0, **rest}).remote(*args)
-    _HELD[name] = (me, handle)
-    return handle
+    with _HOLDING:
+        held = _HELD.get(name)
+        if held is not None and held.process != me:
+            held = None
+        if held is not None and not fresh and time.monotonic() - held.at < LOOK_UP_AGAIN_S:
+            return held.handle
+        groups = options.get("concurrency_groups")
+        remote: Any = ray.remote(cls) if groups is None else ray.remote(concurrency_groups=groups)(cls)  # type: ignore[call-overload]
+        rest = {key: value for key, value in options.items() if key != "concurrency_groups"}
+        handle = remote.options(name=name, namespace=NAMESPACE, get_if_exists=True, **{"num_cpus": 0, **rest}).remote(*args)
+        if held is not None and held.handle == handle:
+            handle = held.handle  # It may be the one that made the actor, and whose end would end it.
+        _HELD[name] = _Held(me, handle, time.monotonic())
+        return handle
+
+
+def look_up_again(handle: Any) -> None:
+    """This actor did not answer: the next `named_actor` finds out whether it is still the one of its name."""
+    with _HOLDING:
+        for name, held in list(_HELD.items()):
+            if held.handle == handle:
+                _HELD[name] = replace(held, at=float("-inf"))
 
 
 def _first_line(error: BaseException) -> str:

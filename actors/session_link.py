@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import hashlib
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 
 import ray
 
-from lousho_ray.actors.cluster import ActorLostError, ask, attached
+from lousho_ray.actors.cluster import CALL_TIMEOUT_S, ActorLostError, ask, attached, look_up_again
 from lousho_ray.actors.session import POLL_S, SessionKey
 from lousho_ray.actors.shipping import Shipment, Shipper
 from lousho_ray.cancellation import AbortReason
@@ -48,7 +49,7 @@ class HostedLink:
         self._host = host
         self._key: SessionKey | None = None
         self._actor: Any = None
-        self._last_start: asyncio.Task[None] | None = None
+        self._last_start: concurrent.futures.Future[None] | None = None
 
     def start(self, request: Request, observers: Sequence[Observer]) -> RunSource:
         turn = HostedTurn(self, request, observers)
@@ -77,7 +78,7 @@ class HostedLink:
 
     async def _call(self, method: str, *args: Any) -> Any:
         key, actor = await self.connect()
-        return await ask(actor.call.remote(key, await self._ship(), method, *args), self.what)
+        return await self.ask(actor, actor.call.remote(key, await self._ship(), method, *args))
 
     async def connect(self) -> tuple[SessionKey, Any]:
         if self._key is None:
@@ -93,8 +94,17 @@ class HostedLink:
         """Puts a turn in line; returns the actor it runs in."""
         key, actor = await self.connect()
         shipment = await self._ship()
-        await ask(actor.start.remote(key, shipment, request), self.what, timeout_s=START_TIMEOUT_S)
+        await self.ask(actor, actor.start.remote(key, shipment, request), timeout_s=START_TIMEOUT_S)
         return actor
+
+    async def ask(self, actor: Any, call: Awaitable[Any], *, timeout_s: float | None = CALL_TIMEOUT_S) -> Any:
+        """Awaits a call of the session's actor. When that is lost, the next call looks for the actor anew."""
+        try:
+            return await ask(call, self.what, timeout_s=timeout_s)
+        except ActorLostError:
+            look_up_again(actor)
+            self._actor = None
+            raise
 
     async def _ship(self) -> Shipment:
         return await self._services()[0].ship(self._definition)
@@ -119,12 +129,15 @@ class HostedTurn:
         self._seen_done = False
         self._started: asyncio.Task[Any]
 
-    def begin(self, after: asyncio.Task[None] | None) -> asyncio.Task[None]:
+    def begin(self, after: concurrent.futures.Future[None] | None) -> concurrent.futures.Future[None]:
+        """Starts the turn once `after` is done; the future it returns is done when it has. It may be awaited on any event loop."""
+        begun: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._started = self._task(self._start(after))
+        self._started.add_done_callback(lambda _: begun.set_result(None))
         self._result = self._task(self._fetch_result())
         if self._observers:
             self._task(self._pump())
-        return self._started
+        return begun
 
     async def read(self, cursor: int) -> tuple[list[Event], int, bool]:
         if self._log is not None:
@@ -151,16 +164,16 @@ class HostedTurn:
             reason = AbortReason.of("The consumer left the stream.")
             self._task(self._control(lambda actor: actor.abort.remote(self.run_id, reason, True)))
 
-    async def _start(self, after: asyncio.Task[None] | None) -> Any:
+    async def _start(self, after: concurrent.futures.Future[None] | None) -> Any:
         if after is not None:
-            await asyncio.wait({after})
+            await asyncio.wait({asyncio.wrap_future(after)})
         return await self._link.send(self._request)
 
     async def _fetch_result(self) -> ExecutionResult[Any]:
         actor = await asyncio.shield(self._started)
         while True:
             try:
-                over, result = await ask(actor.result.remote(self.run_id), self._link.what, timeout_s=POLL_S * 3)
+                over, result = await self._link.ask(actor, actor.result.remote(self.run_id), timeout_s=POLL_S * 3)
             except ActorLostError as error:
                 raise ActorLostError(f"{error.detail} The turn's outcome is unknown: load the session, then send again.") from error
             if over:

@@ -62,7 +62,7 @@ class StoreReference:
         }
         if self.detached:
             options["lifetime"] = "detached"
-        return named_actor(StoreActor, self.name, self.source, options=options)
+        return named_actor(StoreActor, self.name, self.source, options=options, fresh=True)
 
     def connect(self) -> RemoteStore:
         return RemoteStore(self)

@@ -7,10 +7,11 @@ more children go to that worker, as long as there is another one, until it answe
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lousho_ray.actors.cluster import ActorLostError, ask, attached
+from lousho_ray.actors.cluster import LOOK_UP_AGAIN_S, ActorLostError, ask, attached, look_up_again
 from lousho_ray.actors.shipping import Shipment, Shipper
 from lousho_ray.actors.worker import POLL_S, Report
 from lousho_ray.cancellation import Aborted, AbortReason, AbortSignal
@@ -37,14 +38,13 @@ class RaySpawner:
         self._make_workers = workers
         self._lock = asyncio.Lock()
         self._ledger: Ledger | None = None
-        self._workers: list[WorkerClient] = []
+        self._workers: dict[Any, WorkerClient] = {}
+        self._looked_up = float("-inf")
 
     async def ledger(self) -> Ledger:
-        async with self._lock:
-            await attached()
-            if self._ledger is None:
-                self._ledger = await asyncio.to_thread(self._make_ledger)
-            return self._ledger
+        await self._look_up()
+        assert self._ledger is not None
+        return self._ledger
 
     async def run(self, definition: AgentDefinition, child: ChildRun, emitter: Emitter, abort: AbortSignal) -> ChildOutcome:
         try:
@@ -53,19 +53,26 @@ class RaySpawner:
             return ChildOutcome(finish_reason="aborted")
         except LoushoError as error:
             return ChildOutcome.failed(error)
-        for worker in self._workers:
-            worker.probe()
         # Nothing is awaited between the choice and the start: children that start at the same time are spread evenly.
-        worker = min(self._workers, key=lambda worker: (not worker.answers, worker.load))
+        worker = min(self._workers.values(), key=lambda worker: (not worker.answers, worker.load))
         return await worker.run(shipment, child, emitter, abort)
 
     async def _prepare(self, definition: AgentDefinition) -> Shipment:
-        """Ships the definition and makes sure that there are workers."""
-        async with self._lock:
-            await attached()
-            if not self._workers:
-                self._workers = [WorkerClient(handle) for handle in await asyncio.to_thread(self._make_workers)]
+        await self._look_up()
         return await self._shipper.ship(definition)
+
+    async def _look_up(self) -> None:
+        """Makes sure that the job's actors are there, now and then, and as long as one does not answer."""
+        async with self._lock:
+            if time.monotonic() - self._looked_up < LOOK_UP_AGAIN_S and all(worker.answers for worker in self._workers.values()):
+                return
+            await attached()
+            self._ledger = await asyncio.to_thread(self._make_ledger)
+            handles = await asyncio.to_thread(self._make_workers)
+            self._workers = {handle: self._workers.get(handle) or WorkerClient(handle) for handle in handles}
+            self._looked_up = time.monotonic()
+        for worker in self._workers.values():
+            worker.probe()
 
 
 class WorkerClient:
@@ -188,6 +195,7 @@ class WorkerClient:
             self._end(run_id, ChildOutcome.failed(error))
         self._tell_to_stop(run_ids, AbortReason.of("The process that started this sub-agent has given it up."))
         self.answers = False
+        look_up_again(self._handle)
 
     def _end(self, run_id: str, outcome: ChildOutcome) -> None:
         if (child := self._children.pop(run_id, None)) is not None and not child.outcome.done():
