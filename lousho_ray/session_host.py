@@ -281,7 +281,7 @@ class SessionHost:
             # Other turns may have run while this one waited: what it adds goes to the end of the present transcript.
             messages = [*await lease.load(), *messages[continued_from:]]
         if recorder is None:
-            await lease.save(messages, last=True)
+            await lease.save(messages)
             return
         # Both in one go: either alone is enough to find the turn again after a crash.
         await asyncio.gather(recorder.finished(result), lease.save(messages))
@@ -317,7 +317,7 @@ class SessionHost:
         if delete_prefix is not None:
             await delete_prefix(f"{self._id}.turn-")
         async with TurnLease(self._parts.sessions, self._id, AbortSignal(), wait_ms=self._definition.session_wait_ms) as lease:
-            await lease.save([], last=True)
+            await lease.save([])
         return count
 
     async def _saved_turn(self) -> tuple[str, dict[str, Any]] | None:

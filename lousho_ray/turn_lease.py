@@ -60,7 +60,11 @@ class TurnLease:
 
     async def __aenter__(self) -> TurnLease:
         if self.leased:
-            await self._claim()
+            try:
+                await self._claim()
+            except BaseException:
+                await self.__aexit__()
+                raise
             if self._fence is not None:
                 self._renewal = asyncio.create_task(self._renew())
         return self
@@ -78,8 +82,8 @@ class TurnLease:
         transcript, self._transcript = self._transcript, None
         return transcript if transcript is not None else await self._sessions.load(self._id) or []
 
-    async def save(self, messages: Sequence[Message], *, last: bool = False) -> None:
-        """Saves the transcript; `last` gives the lease back in the same write.
+    async def save(self, messages: Sequence[Message]) -> None:
+        """Saves the transcript. The lease is given back after it: a store need not keep the order of calls made at once.
 
         Raises:
             StorageError: `LOUSHO_STORAGE_FAILED`: somebody else has taken the session over meanwhile, or the store failed.
@@ -87,21 +91,22 @@ class TurnLease:
         if self._fence is None:
             await self._sessions.save(self._id, messages)
             return
-        save = self._sessions.save(self._id, messages, fence=self._fence)
-        if not last:
-            await save
-            return
-        fence, self._fence = self._fence, None
-        await asyncio.gather(save, self._sessions.release(self._id, self._holder, fence))
+        await self._sessions.save(self._id, messages, fence=self._fence)
 
     async def _claim(self) -> None:
         deadline, pause = self._clock.now() + self._wait_ms / 1000, FIRST_RETRY_S
         while not self._abort.aborted:
             # Both in one go: a store that gathers its work does them in one transaction.
             claim = self._sessions.claim(self._id, self._holder, LEASE_MS)
-            fence, saved = await asyncio.gather(claim, self._sessions.load(self._id))
+            answers: list[Any] = await asyncio.gather(claim, self._sessions.load(self._id), return_exceptions=True)
+            fence, saved = answers
+            if isinstance(fence, BaseException):
+                raise fence
+            self._fence = fence
+            if isinstance(saved, BaseException):
+                raise saved
             if fence is not None:
-                self._fence, self._transcript = fence, saved or []
+                self._transcript = saved or []
                 return
             if self._clock.now() >= deadline:
                 raise LoushoError(

@@ -343,11 +343,11 @@ class CheckedStore(MemorySessionStore):
         await asyncio.sleep(0)
         return await super().load(id)
 
-    async def save(self, id: str, messages: Any, /) -> None:
+    async def save(self, id: str, messages: Any, /, **fence: Any) -> None:
         check_transcript(messages)
         self.saves += 1
         await asyncio.sleep(0)
-        await super().save(id, messages)
+        await super().save(id, messages, **fence)
         await asyncio.sleep(0)
 
 
