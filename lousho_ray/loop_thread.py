@@ -12,6 +12,8 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from lousho_ray.errors import ConfigurationError
+
 T = TypeVar("T")
 
 INTERRUPT_GRACE_S = 5.0
@@ -24,17 +26,29 @@ class LoopThread:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
         self._pid = 0
 
     def loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self._loop is None or self._pid != os.getpid():
                 self._loop, self._pid = asyncio.new_event_loop(), os.getpid()
-                threading.Thread(target=self._loop.run_forever, name="lousho-loop", daemon=True).start()
+                self._thread = threading.Thread(target=self._loop.run_forever, name="lousho-loop", daemon=True)
+                self._thread.start()
             return self._loop
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Runs `coroutine` and waits. Ctrl-C cancels it and waits for it to settle before `KeyboardInterrupt` goes on."""
+        """Runs `coroutine` and waits. Ctrl-C cancels it and waits for it to settle before `KeyboardInterrupt` goes on.
+
+        Raises:
+            ConfigurationError: Called on this very thread, from async code such as a tool of a `send_sync()` run: it would wait for
+                itself for ever.
+        """
+        if threading.current_thread() is self._thread:
+            coroutine.close()
+            raise ConfigurationError(
+                "A *_sync call was made from async code that runs on the loop of another one; await the async twin there."
+            )
         future = asyncio.run_coroutine_threadsafe(coroutine, self.loop())
         try:
             return future.result()

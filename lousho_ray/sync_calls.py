@@ -20,7 +20,7 @@ def need_loop(what: str, instead: str) -> None:
 
 
 def sync_events(start: Callable[[], AgentRun[Any]]) -> Iterator[Event]:
-    """The events of a run whose loop is the process's own loop thread."""
+    """The events of a run whose loop is the process's own loop thread. The run starts at once; wrong options raise here."""
 
     async def begin() -> tuple[AgentRun[Any], Any]:
         run = start()
@@ -29,13 +29,15 @@ def sync_events(start: Callable[[], AgentRun[Any]]) -> Iterator[Event]:
     async def following(events: Any) -> Event | None:
         return await anext(events, None)
 
-    run, events = SYNC_LOOP.run(begin())
-    try:
-        while (event := SYNC_LOOP.run(following(events))) is not None:
-            yield event
-    finally:
-        SYNC_LOOP.run(events.aclose())
-        SYNC_LOOP.run(_wait(run))
+    def read(run: AgentRun[Any], events: Any) -> Iterator[Event]:
+        try:
+            while (event := SYNC_LOOP.run(following(events))) is not None:
+                yield event
+        finally:
+            SYNC_LOOP.run(events.aclose())
+            SYNC_LOOP.run(_wait(run))
+
+    return read(*SYNC_LOOP.run(begin()))
 
 
 async def _wait(run: AgentRun[Any]) -> None:

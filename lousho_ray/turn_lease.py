@@ -98,7 +98,7 @@ class TurnLease:
         while not self._abort.aborted:
             # Both in one go: a store that gathers its work does them in one transaction.
             claim = self._sessions.claim(self._id, self._holder, LEASE_MS)
-            answers: list[Any] = await asyncio.gather(claim, self._sessions.load(self._id), return_exceptions=True)
+            answers: tuple[Any, Any] = await asyncio.gather(claim, self._sessions.load(self._id), return_exceptions=True)
             fence, saved = answers
             if isinstance(fence, BaseException):
                 raise fence
