@@ -145,7 +145,7 @@ def promote(limiter: RateLimiter) -> None:
     from lousho_ray.actors.cluster import NAMESPACE
     from lousho_ray.actors.limiter import LimiterReference
 
-    name = limiter.name or new_id("limiter-")
+    name = limiter.name or limiter.key
     _limiter_actor()
     limiter.promote(lambda limits: LimiterReference(LIMITERS, NAMESPACE, name, limits).connect())
 
