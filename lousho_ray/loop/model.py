@@ -43,7 +43,7 @@ from lousho_ray.ports import (
     ToolCallChunk,
     ToolDefinition,
 )
-from lousho_ray.providers.failures import TruncatedStreamError
+from lousho_ray.providers.failures import TruncatedStreamError, partial_usage
 from lousho_ray.providers.prices import estimate_cost
 from lousho_ray.providers.wrapper import close_stream, open_stream
 from lousho_ray.tokens import estimate_tokens
@@ -102,8 +102,8 @@ def build_request(state: RunState, deps: RunDeps, *, with_tools: bool = True) ->
     )
 
 
-async def call_model(request: GenerateOptions, deps: RunDeps) -> Reply:
-    """Makes one model call.
+async def call_model(request: GenerateOptions, deps: RunDeps, state: RunState) -> Reply:
+    """Makes one model call. One that breaks off is booked with what its server had told of its usage, if it had.
 
     Raises:
         Aborted: The run was stopped.
@@ -117,8 +117,9 @@ async def call_model(request: GenerateOptions, deps: RunDeps) -> Reply:
     deps.inbox.watch(stop)
     try:
         return await stop.guard(call.stream(request) if deps.stream else call.generate(request))
-    except Aborted:
-        if deps.abort.aborted:
+    except Exception as error:
+        await _book_broken(state, call, deps)
+        if not isinstance(error, Aborted) or deps.abort.aborted:
             raise
         raise Steered from None
     finally:
@@ -132,6 +133,21 @@ def book_usage(state: RunState, request: GenerateOptions, reply: Reply, deps: Ru
     used, estimated = reply.usage, reply.usage is None
     if used is None:
         used = ProviderUsage(estimate_tokens(request.messages) + _tool_tokens(request.tools), _reply_tokens(reply))
+    return _book(state, reply, used, deps, estimated=estimated)
+
+
+async def _book_broken(state: RunState, call: _ModelCall, deps: RunDeps) -> None:
+    """Books a call that broke off: its input as told, its output as told or as it came, whichever is more."""
+    told = call.told
+    if told is None:
+        return
+    came = Reply("".join(call.text), tuple(call.calls))
+    used = replace(told, completion_tokens=max(told.completion_tokens, _reply_tokens(came)))
+    _, spend = _book(state, came, used, deps, estimated=True)
+    await deps.budget.report(f"step-{state.steps}", spend, state.usage.spend)
+
+
+def _book(state: RunState, reply: Reply, used: ProviderUsage, deps: RunDeps, *, estimated: bool) -> tuple[StepUsage, Spend]:
     model = (reply.served_by.model if reply.served_by else None) or deps.model or deps.provider.default_model or "unknown"
     cost = Decimal(str(used.cost_usd)) if used.cost_usd is not None else estimate_cost(used, model)
     if cost is None and state.usage.cost is not None and deps.budget.limits_cost:
@@ -159,6 +175,7 @@ class _ModelCall:
     blocks: list[ReasoningBlock] = field(default_factory=list)
     hosted: list[HostedToolCall] = field(default_factory=list)
     finish: FinishChunk | None = None
+    told: ProviderUsage | None = None
 
     async def generate(self, request: GenerateOptions) -> Reply:
         result = await self.deps.provider.generate(request)
@@ -195,6 +212,9 @@ class _ModelCall:
                 self._take(chunk)
                 if emitter.on:
                     await emitter.drain()
+        except BaseException as error:
+            self.told = partial_usage(error)
+            raise
         finally:
             await close_stream(chunks)
         if self.finish is None:

@@ -129,11 +129,11 @@ def _booked(state: RunState) -> StepUsage | None:
 async def _call(state: RunState, deps: RunDeps, request: GenerateOptions) -> Reply | StepOutcome:
     """The model's reply, or how the step ends without one."""
     try:
-        return await call_model(request, deps)
+        return await call_model(request, deps, state)
     except Steered:
-        return _step_done(state, deps, "steered", CONTINUE)
+        return _step_done(state, deps, "steered", CONTINUE, _booked(state))
     except Aborted:
-        return _step_done(state, deps, "aborted", _aborted(deps))
+        return _step_done(state, deps, "aborted", _aborted(deps), _booked(state))
     except Exception as error:
         final = to_provider_error(error, deps.provider.name, deps.model or deps.provider.default_model)
         if final is error:

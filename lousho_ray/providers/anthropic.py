@@ -17,7 +17,7 @@ from lousho_ray.providers.anthropic_parts import FileRule
 from lousho_ray.providers.anthropic_reply import ReplyReader, add_usage, fold_result
 from lousho_ray.providers.anthropic_wire import MessagesRequest, WireOptions, build_request
 from lousho_ray.providers.base import EventReader, HTTPProvider, import_client
-from lousho_ray.providers.failures import MalformedReplyError, TruncatedStreamError, error_body
+from lousho_ray.providers.failures import MalformedReplyError, TruncatedStreamError, error_body, note_usage
 from lousho_ray.providers.prices import get_model_info
 from lousho_ray.providers.sse import ServerSentEvent, SSEDecoder
 from lousho_ray.usage import ProviderUsage
@@ -116,11 +116,13 @@ class AnthropicProvider(HTTPProvider):
                         for chunk in self._feed(reader, batch):
                             yield chunk
                     await events.finish()
-            except Exception as exc:
-                self.scrubbed(exc)
+                if not reader.done:
+                    raise TruncatedStreamError("Anthropic's stream ended before the answer did.", provider=self.name)
+            except BaseException as exc:
+                note_usage(exc, add_usage(usage, reader.usage))
+                if isinstance(exc, Exception):
+                    self.scrubbed(exc)
                 raise
-            if not reader.done:
-                raise TruncatedStreamError("Anthropic's stream ended before the answer did.", provider=self.name)
             usage = add_usage(usage, reader.usage)
             if not reader.paused or sent == CONTINUATIONS:
                 yield _finish(reader, usage)

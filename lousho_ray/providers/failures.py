@@ -26,6 +26,7 @@ from lousho_ray.errors import (
 )
 from lousho_ray.providers.retry_after import retry_after_ms
 from lousho_ray.providers.server_words import error_object, server_words, unreachable_text
+from lousho_ray.usage import ProviderUsage
 
 Category: TypeAlias = Literal["rate-limit", "timeout", "context-length-exceeded", "auth-failure", "unknown"]
 
@@ -59,6 +60,17 @@ class ErrorBodyError(ProviderReplyError):
 def error_body(body: Any, *, provider: str | None = None) -> ErrorBodyError:
     """The error for a body or stream event that holds an error object."""
     return ErrorBodyError(server_words(body) or "The server reported an error without a text.", provider=provider, body=body)
+
+
+def note_usage(exc: BaseException, usage: ProviderUsage | None) -> None:
+    """Keeps with an error, or a cancellation, what its call had cost by then as far as the server told."""
+    if usage is not None:
+        exc.__dict__["partial_usage"] = usage
+
+
+def partial_usage(exc: BaseException) -> ProviderUsage | None:
+    """What `note_usage` kept with an error or with what caused it."""
+    return next((usage for error in _chain(exc) if (usage := error.__dict__.get("partial_usage")) is not None), None)
 
 
 # ------------------------------------------------------------------------------------------------------------- the decision

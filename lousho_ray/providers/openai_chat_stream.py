@@ -126,6 +126,11 @@ class ChatStream:
     def done(self) -> bool:
         return self._terminated
 
+    @property
+    def usage(self) -> ProviderUsage | None:
+        """What the server has told so far; most tell it at the end only."""
+        return self._usage
+
     def feed(self, event: ServerSentEvent) -> list[Chunk]:
         """The chunks an event completes.
 

@@ -27,9 +27,10 @@ from lousho_ray.ports import (
     ToolCallChunk,
 )
 from lousho_ray.providers.base import EventReader, HTTPProvider, import_client, split_userinfo
-from lousho_ray.providers.failures import MalformedReplyError
+from lousho_ray.providers.failures import MalformedReplyError, note_usage
 from lousho_ray.providers.server_words import server_words
 from lousho_ray.providers.sse import ServerSentEvent, SSEDecoder
+from lousho_ray.usage import ProviderUsage
 
 _CLIENT = ("openai", "openai[aiohttp]>=3.57,<4")
 
@@ -42,6 +43,9 @@ class StreamReader(Protocol):
 
     @property
     def done(self) -> bool: ...
+
+    @property
+    def usage(self) -> ProviderUsage | None: ...
 
     def feed(self, event: ServerSentEvent) -> list[Chunk]: ...
 
@@ -134,6 +138,7 @@ class OpenAIClientProvider(HTTPProvider):
         self.log_body("request", call.body)
         deadline = None if self.timeout_ms is None else asyncio.get_running_loop().time() + self.timeout_ms / 1000
         served_by = ServedBy(self.name, model)
+        reader: StreamReader | None = None
         try:
             response = await self.within(self._open(client, call), "first event", deadline=deadline)
             async with EventReader(self, response, SSEDecoder(), deadline) as events:
@@ -150,8 +155,10 @@ class OpenAIClientProvider(HTTPProvider):
                     last = _chunks(call.result(_json(body), options, self.name))
                 for chunk in last:
                     yield replace(chunk, served_by=served_by) if isinstance(chunk, FinishChunk) else chunk
-        except Exception as error:
-            self.scrubbed(error)
+        except BaseException as error:
+            note_usage(error, None if reader is None else reader.usage)
+            if isinstance(error, Exception):
+                self.scrubbed(error)
             raise
 
     async def _post(self, client: Any, call: Call, **stream: Any) -> Any:

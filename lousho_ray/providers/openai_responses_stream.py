@@ -31,6 +31,7 @@ from lousho_ray.providers.openai_responses import (
 )
 from lousho_ray.providers.sse import ServerSentEvent
 from lousho_ray.providers.transcript import CallNamer, TextJoiner, clean_text
+from lousho_ray.usage import ProviderUsage
 
 _TEXT = {"response.output_text.delta": False, "response.refusal.delta": True}
 _REASONING = {"response.reasoning_summary_text.delta", "response.reasoning_text.delta"}
@@ -59,6 +60,11 @@ class ResponsesStream:
     @property
     def done(self) -> bool:
         return self._response is not None
+
+    @property
+    def usage(self) -> ProviderUsage | None:
+        """What the terminal event told."""
+        return None if self._response is None else responses_usage(self._response.get("usage"))
 
     def feed(self, event: ServerSentEvent) -> list[Chunk]:
         """The chunks an event completes.
