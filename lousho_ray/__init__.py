@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from lousho_ray.agent import Agent
     from lousho_ray.agent_options import CreateAgentOptions
     from lousho_ray.cancellation import AbortSignal, CancelToken
+    from lousho_ray.context.compaction import CompactionInfo, create_compaction_hook
+    from lousho_ray.context.manual import compact_messages
+    from lousho_ray.context.pins import is_pinned, pin_message
+    from lousho_ray.context.strategies import prune_tool_results_strategy, summarize_strategy, two_phase_strategy
+    from lousho_ray.context.strategy import CompactionInput, CompactionOutput
     from lousho_ray.create import create_agent
     from lousho_ray.errors import (
         AgentExecutionError,
@@ -38,7 +43,7 @@ if TYPE_CHECKING:
     from lousho_ray.limits.limiter import RateLimiter, create_rate_limiter
     from lousho_ray.loop.result import ExecutionResult
     from lousho_ray.messages import FilePart, ImagePart, Message, TextPart, ToolCall, text_of
-    from lousho_ray.options import Limits, ModelSettings, RateLimits, Retry
+    from lousho_ray.options import Compaction, Limits, ModelSettings, RateLimits, Retry
     from lousho_ray.ports import GenerateOptions, GenerateResult, LLMProvider, ToolContext
     from lousho_ray.project_instructions import ProjectInstructions, load_project_instructions
     from lousho_ray.providers import (
@@ -71,6 +76,11 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "agent": ("Agent",),
     "agent_options": ("CreateAgentOptions",),
     "cancellation": ("AbortSignal", "CancelToken"),
+    "context.compaction": ("CompactionInfo", "create_compaction_hook"),
+    "context.manual": ("compact_messages",),
+    "context.pins": ("is_pinned", "pin_message"),
+    "context.strategies": ("prune_tool_results_strategy", "summarize_strategy", "two_phase_strategy"),
+    "context.strategy": ("CompactionInput", "CompactionOutput"),
     "create": ("create_agent",),
     "errors": (
         *("AgentExecutionError", "BudgetExceededError", "CompactedLLMProviderError", "ConfigurationError", "GuardrailError"),
@@ -83,7 +93,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "limits.limiter": ("RateLimiter", "create_rate_limiter"),
     "loop.result": ("ExecutionResult",),
     "messages": ("FilePart", "ImagePart", "Message", "TextPart", "ToolCall", "text_of"),
-    "options": ("Limits", "ModelSettings", "RateLimits", "Retry"),
+    "options": ("Compaction", "Limits", "ModelSettings", "RateLimits", "Retry"),
     "ports": ("GenerateOptions", "GenerateResult", "LLMProvider", "ToolContext"),
     "project_instructions": ("ProjectInstructions", "load_project_instructions"),
     "providers": (
@@ -117,6 +127,10 @@ __all__ = [
     "BudgetExceededError",
     "CancelToken",
     "CompactedLLMProviderError",
+    "Compaction",
+    "CompactionInfo",
+    "CompactionInput",
+    "CompactionOutput",
     "ConfigurationError",
     "CreateAgentOptions",
     "Event",
@@ -163,7 +177,9 @@ __all__ = [
     "ToolRegistry",
     "Usage",
     "ValidationError",
+    "compact_messages",
     "create_agent",
+    "create_compaction_hook",
     "create_rate_limiter",
     "define_tool",
     "estimate_cost",
@@ -173,14 +189,19 @@ __all__ = [
     "format_usage",
     "get_model_info",
     "is_agent_event",
+    "is_pinned",
     "list_models",
     "load_project_instructions",
     "memory_store",
+    "pin_message",
+    "prune_tool_results_strategy",
     "register_model",
     "resolve_provider",
     "set_token_estimator",
+    "summarize_strategy",
     "text_of",
     "tool",
+    "two_phase_strategy",
     "with_fallback",
     "with_rate_limit",
     "with_retry",

@@ -9,7 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 from lousho_ray.events import Event
-from lousho_ray.options import Limits, ModelSettings, ProjectInstructionsOptions, RateLimits, ReasoningOptions, Retry
+from lousho_ray.options import (
+    Compaction,
+    Limits,
+    ModelSettings,
+    ProjectInstructionsOptions,
+    RateLimits,
+    ReasoningOptions,
+    Retry,
+)
 from lousho_ray.ports import AgentStore, ApprovalStore, Limiter, LLMProvider, SessionStore
 
 if TYPE_CHECKING:
@@ -40,6 +48,7 @@ class CreateAgentOptions(TypedDict, total=False):
     session_wait_ms: float
     approval_store: ApprovalStore
     approval_ttl_ms: float
+    on_agent_drift: Literal["warn", "error", "ignore"]
     approve: Callable[[Mapping[str, Any]], Any]
     project_instructions: ProjectInstructionsOptions | Mapping[str, Any] | bool
     retry: Retry | Mapping[str, Any] | Literal[False]
@@ -48,6 +57,7 @@ class CreateAgentOptions(TypedDict, total=False):
     reasoning: Effort | ReasoningOptions | Mapping[str, Any]
     prompt_caching: Literal["auto", False]
     hooks: Sequence[Any]
+    compaction: bool | Compaction | Mapping[str, Any]
     output_validate: Callable[[Any, OutputContext], Any]
     output_prompt: bool | Literal["auto"]
     abort_grace_ms: float

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, Unpack, cast, overload
 
 from lousho_ray.agent import Agent, RuntimeName
 from lousho_ray.agent_options import CreateAgentOptions
+from lousho_ray.context.compaction import check_compaction
 from lousho_ray.definition import DEFAULT_INSTRUCTIONS, AgentDefinition
 from lousho_ray.errors import ConfigurationError
 from lousho_ray.limits.limiter import RateLimiter, create_rate_limiter
@@ -42,6 +43,8 @@ from lousho_ray.tools.registry import AnyTool, collect_tools
 T = TypeVar("T")
 
 OPTIONS = frozenset({*CreateAgentOptions.__optional_keys__, "output"})
+
+DRIFT_MODES = ("warn", "error", "ignore")
 
 RESERVED_TOOL_NAMES = ("task",)
 
@@ -77,6 +80,7 @@ def create_agent(*, output: Any = None, **options: Any) -> Agent[Any]:
             pauses until `agent.approvals.resolve()`.
         approval_store: Where pauses are kept; default the store's part, else memory.
         approval_ttl_ms: How long a pause can be approved; by default it never expires.
+        on_agent_drift: What a saved run that is taken up by a changed agent does: `"warn"` (default), `"error"` or `"ignore"`.
         project_instructions: `True`, or `cwd` and `files`: adds the nearest `AGENTS.md` (or `CLAUDE.md`), read now.
         retry: `max_retries` (2), `backoff`, `timeout_ms`, `idle_timeout_ms`, ...; `False` sends each call once.
         fallback_models: `provider/model` strings (or providers) tried in order when the model still fails.
@@ -87,6 +91,8 @@ def create_agent(*, output: Any = None, **options: Any) -> Agent[Any]:
         output_validate: `fn(object, ctx)`, run after the schema: the issues it returns go into the one repair step.
         output_prompt: Whether the schema stands in the system prompt too; `"auto"` (default): unless the provider enforces it.
         hooks: Objects with `pre_tool_call`, `post_tool_call`, `pre_generate`, `post_generate`.
+        compaction: `True` prunes old tool results above 90 % of the context window; or a dict with `strategy`, `threshold_percent`,
+            `context_window`, `protected_tokens`, `reserve_output_tokens`, `on_compaction`, `summarizer` (off).
         abort_grace_ms: How long an aborted run waits for a tool that ignores the abort; by default as long as it takes.
         max_tool_result_chars: The most characters of one tool result the model gets (50,000; `math.inf` = no cap).
         on_event: Called with every event of the agent's runs.
@@ -123,10 +129,12 @@ def create_agent(*, output: Any = None, **options: Any) -> Agent[Any]:
         subagents=_subagents(given.get("subagents", {})),
         max_subagent_depth=check_positive_int(given.get("max_subagent_depth", 1), "max_subagent_depth", minimum=0),
         hooks=check_hooks(given.get("hooks", ())),
+        compaction=check_compaction(given.get("compaction")),
         approve=check_callable(given["approve"], "approve") if "approve" in given else None,
         session_wait_ms=check_positive_number(given.get("session_wait_ms", 30_000), "session_wait_ms"),
         approval_store=_approval_store(given.get("approval_store")),
         approval_ttl_ms=check_positive_number(given["approval_ttl_ms"], "approval_ttl_ms") if "approval_ttl_ms" in given else None,
+        on_agent_drift=cast("Any", check_choice(given.get("on_agent_drift", "warn"), "on_agent_drift", DRIFT_MODES)),
         store=_store(given.get("store")),
         on_event=_listener(given.get("on_event")),
         **_providers(given),

@@ -4,12 +4,14 @@ travels to other processes (cloudpickle): providers as configuration, limiters a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from lousho_ray.fingerprint import fingerprint
 from lousho_ray.loop.output import OutputContract
-from lousho_ray.options import Limits, ModelSettings, SubagentOptions
+from lousho_ray.options import Compaction, Limits, ModelSettings, SubagentOptions
 from lousho_ray.ports import LLMProvider, Reasoning
 from lousho_ray.tools.registry import AnyTool
 
@@ -46,14 +48,26 @@ class AgentDefinition:
     max_subagent_depth: int = 1
     subagent_options: SubagentOptions = field(default_factory=SubagentOptions)
     hooks: tuple[Any, ...] = ()
+    compaction: Compaction | None = None
     approve: Callable[[Mapping[str, Any]], Any] | None = None
     output: OutputContract | None = None
     output_prompt: bool | Literal["auto"] = "auto"
     session_wait_ms: float = 30_000
     approval_store: Any = None
     approval_ttl_ms: float | None = None
+    on_agent_drift: Literal["warn", "error", "ignore"] = "warn"
     store: Any = None
     on_event: Callable[[Any], None] | None = None
+
+    @functools.cached_property
+    def fingerprint(self) -> Mapping[str, Any]:
+        """What saved runs are compared with. Options that are functions of the run are no part of it."""
+        model = self.model if self.model is not None else getattr(self.provider, "default_model", None)
+        return fingerprint(
+            model if isinstance(model, str) else None,
+            self.instructions if isinstance(self.instructions, str) else None,
+            self.tools if isinstance(self.tools, Mapping) else None,
+        )
 
     def find(self, path: str) -> AgentDefinition:
         """The sub-agent at `path` (`"researcher"` or `"researcher/reader"`); the empty path is the agent itself."""

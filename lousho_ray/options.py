@@ -33,7 +33,7 @@ __all__ = [
     "SESSION_KEYWORDS",
     "Backoff",
     "CodeModeOptions",
-    "CompactionOptions",
+    "Compaction",
     "Limits",
     "ModelSettings",
     "Options",
@@ -181,7 +181,7 @@ class SubagentOptions(Options):
     background: Flag = Field(default=True, description="True or False")
 
 
-class CompactionOptions(Options):
+class Compaction(Options):
     """When and how a conversation is shortened.
 
     Attributes:

@@ -42,9 +42,7 @@ class PruneStrategy:
         before = input.estimate_tokens(messages)
         if not markers:
             return CompactionOutput(messages=messages, tokens_before=before, tokens_after=before)
-        pruned = [
-            message.with_(content=markers[index]) if index in markers else message for index, message in enumerate(messages)
-        ]
+        pruned = [message.with_(content=markers[index]) if index in markers else message for index, message in enumerate(messages)]
         ids = tuple(str(messages[index].tool_call_id) for index in markers)
         after = input.estimate_tokens(pruned)
         return CompactionOutput(messages=pruned, tokens_before=before, tokens_after=after, pruned_tool_call_ids=ids)

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from lousho_ray.errors import ToolArgumentsValidationError, ToolExecutionError
 from lousho_ray.loop.hooks import ToolHookContext
+from lousho_ray.loop.requests import hook_services
 from lousho_ray.loop.state import Ask, Decision, RunDeps, RunState
 from lousho_ray.messages import ToolCall
 from lousho_ray.ports import Approval, ToolContext
@@ -104,6 +105,7 @@ def hook_context(call: ToolCall, args: dict[str, Any], state: RunState, deps: Ru
         args=args,
         tool_call=call,
         resumed_after_approval=call.id in deps.decisions,
+        **hook_services(state, deps),
     )
 
 

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from lousho_ray.errors import AgentExecutionError, ConfigurationError, PropagatingToolError
 from lousho_ray.messages import Message, ToolCall
-from lousho_ray.ports import GenerateOptions
+from lousho_ray.ports import GenerateOptions, GenerateResult, LLMProvider
 
 log = logging.getLogger("lousho_ray")
+
+SideCall = Callable[[LLMProvider, GenerateOptions, str], Awaitable[GenerateResult]]
 
 METHODS = ("pre_tool_call", "post_tool_call", "pre_generate", "post_generate")
 
@@ -34,7 +36,9 @@ class AgentHook(Protocol):
 class HookContext:
     """What every hook sees. `messages` is the run's live transcript: what a hook changes there stays.
 
-    `request` is set for `pre_generate` / `post_generate`; assigning a changed copy to it changes that one call.
+    `request` is set for `pre_generate` / `post_generate`; assigning a changed copy to it changes that one call. `next_request()` is
+    what a `pre_generate` would send if it were the last. `emit(CompactionStart, ...)` and `emit(CompactionDone, ...)` report a
+    compaction; it is `None` when nobody listens. `provider` is the run's own.
     """
 
     agent_name: str
@@ -44,6 +48,21 @@ class HookContext:
     principal: Any = None
     subagent: Mapping[str, Any] | None = None
     request: GenerateOptions | None = None
+    provider: LLMProvider | None = field(default=None, repr=False)
+    next_request: Callable[[], GenerateOptions] | None = field(default=None, repr=False)
+    emit: Callable[..., None] | None = field(default=None, repr=False)
+    side_call: SideCall | None = field(default=None, repr=False)
+
+    async def generate(self, provider: LLMProvider, request: GenerateOptions, purpose: str) -> GenerateResult:
+        """Makes a side model call, which counts in the run's usage and limits under `purpose` and passes its rate limits.
+
+        Raises:
+            Aborted: The run was stopped.
+            CompactedLLMProviderError: The call failed.
+        """
+        if self.side_call is None:
+            raise AgentExecutionError("This hook context belongs to no run, so it cannot make a model call.")
+        return await self.side_call(provider, request, purpose)
 
 
 @dataclass(slots=True)
@@ -79,10 +98,10 @@ class PostToolOutcome:
 
 
 class HookChain:
-    """The hooks of one run, in order."""
+    """The hooks of one run, in order. A hook that remembers things per run has a `for_run()` that gives a fresh one."""
 
     def __init__(self, hooks: Sequence[Any] = ()) -> None:
-        self.hooks = tuple(hooks)
+        hooks = self.hooks = tuple(hook.for_run() if hasattr(hook, "for_run") else hook for hook in hooks)
         self._pre_tool = _having(hooks, "pre_tool_call")
         self._post_tool = _having(hooks, "post_tool_call")
         self._pre_generate = _having(hooks, "pre_generate")

@@ -9,6 +9,7 @@ from typing import Any
 
 from lousho_ray.cancellation import AbortSignal
 from lousho_ray.clock import SYSTEM_CLOCK, Clock
+from lousho_ray.context.compaction import CompactionHook
 from lousho_ray.definition import AgentDefinition
 from lousho_ray.errors import ConfigurationError
 from lousho_ray.loop.budget import Budget, LeadBudget
@@ -145,7 +146,8 @@ async def open_run(
         metadata=call.metadata,
         subagent=context.subagent,
         call_instructions=call.instructions,
-        hooks=HookChain((*context.hooks, *definition.hooks)),
+        hooks=HookChain((*context.hooks, *definition.hooks, *_compaction(definition))),
+        limiters=tuple(limiters),
         approve=(context.approve or definition.approve) if context.approve_in_code else None,
         pauses=context.pauses,
         decisions=context.decisions,
@@ -156,6 +158,11 @@ async def open_run(
         clock=context.clock,
     )
     return state, deps
+
+
+def _compaction(definition: AgentDefinition) -> tuple[CompactionHook, ...]:
+    """The compaction hook comes last, so that it sees what the others added."""
+    return () if definition.compaction is None else (CompactionHook(definition.compaction),)
 
 
 def allowed_steps(definition: AgentDefinition, per_call: int | None) -> int:

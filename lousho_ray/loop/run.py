@@ -15,6 +15,7 @@ from typing import Any
 
 from lousho_ray.cancellation import Aborted
 from lousho_ray.events import (
+    AgentDrift,
     ApprovalRequested,
     ErrorEvent,
     ErrorInfo,
@@ -27,12 +28,12 @@ from lousho_ray.events import (
 )
 from lousho_ray.loop.batch import ToolBatch, cancel_calls
 from lousho_ray.loop.ending import attach_usage, report_budget, report_decision, run_result
-from lousho_ray.loop.hooks import HookContext
-from lousho_ray.loop.model import Reply, Steered, book_usage, build_request, call_model
+from lousho_ray.loop.model import Reply, Steered, book_usage, call_model
 from lousho_ray.loop.output import OutputContext, Valid
+from lousho_ray.loop.requests import hook_context, prepare_request
 from lousho_ray.loop.result import ExecutionResult
 from lousho_ray.loop.state import CONTINUE, Ask, Continue, Finish, Pause, RunDeps, RunState, StepOutcome
-from lousho_ray.messages import ToolCall, unanswered_calls, user
+from lousho_ray.messages import Message, ToolCall, unanswered_calls, user
 from lousho_ray.ports import GenerateOptions
 from lousho_ray.providers.failures import to_provider_error
 from lousho_ray.usage import Spend, StepUsage
@@ -54,6 +55,8 @@ async def run(state: RunState, deps: RunDeps) -> ExecutionResult[Any]:
     try:
         await deps.budget.open()
         emitter.emit(RunStart, agent_name=deps.agent_name)
+        if deps.drift is not None:
+            emitter.emit(AgentDrift, **deps.drift)
         if deps.resolved is not None:
             report_decision(deps.resolved, deps)
         recorder = deps.recorder
@@ -98,7 +101,10 @@ async def step(state: RunState, deps: RunDeps) -> StepOutcome:
     _apply_input(state, deps)
     with _step_events(state, deps):
         try:
-            request = await _prepare(state, deps)
+            request = await prepare_request(state, deps)
+            breach = await _spent_by_hooks(state, deps)
+            if breach is not None:
+                return _step_done(state, deps, "budget-exceeded", breach)
             reply = await _call(state, deps, request)
             if not isinstance(reply, Reply):
                 return reply
@@ -123,7 +129,8 @@ def _step_events(state: RunState, deps: RunDeps) -> Iterator[None]:
 
 def _booked(state: RunState) -> StepUsage | None:
     """The usage of the running step, once its model call has been booked."""
-    return state.step_usage[-1] if state.step_usage and state.step_usage[-1].step == state.steps else None
+    own = (entry for entry in reversed(state.step_usage) if entry.step == state.steps and entry.purpose is None)
+    return next(own, None)
 
 
 async def _call(state: RunState, deps: RunDeps, request: GenerateOptions) -> Reply | StepOutcome:
@@ -145,7 +152,7 @@ async def _book(state: RunState, deps: RunDeps, request: GenerateOptions, reply:
     """Takes a reply into the run: its usage, its message, its text."""
     entry, spend = book_usage(state, request, reply, deps)
     if deps.hooks.around_generate:
-        await deps.abort.guard(deps.hooks.post_generate(_hook_context(state, deps, request), reply))
+        await deps.abort.guard(deps.hooks.post_generate(hook_context(state, deps, request), reply))
     if reply.reasoning:
         state.reasoning.append(reply.reasoning)
     reply.tool_calls = _unique(reply.tool_calls, state)
@@ -205,7 +212,10 @@ async def _force_answer(state: RunState, deps: RunDeps, outcome: StepOutcome) ->
         user("[final-answer] No steps are left. Give your final answer now, in the output format, without tools.")
     )
     with _step_events(state, deps):
-        request = build_request(state, deps, with_tools=False)
+        try:
+            request = await prepare_request(state, deps, with_tools=False)
+        except Aborted:
+            return _step_done(state, deps, "aborted", _aborted(deps))
         called = await _call(state, deps, request)
         if not isinstance(called, Reply):
             return outcome if isinstance(called, Continue) else called
@@ -248,10 +258,11 @@ async def _finish_open_calls(state: RunState, deps: RunDeps) -> StepOutcome:
 async def _pause(state: RunState, deps: RunDeps, ask: Ask, entry: StepUsage | None = None) -> StepOutcome:
     """Ends the run at a call that needs a person: the record first, then the checkpoint that names it, then the event."""
     assert deps.pauses is not None
-    pending = await deps.pauses.open(state, ask, deps.inbox.pending)
+    kept = deps.inbox.restored
+    pending = await deps.pauses.open(state, ask, kept)
     if deps.recorder is not None:
-        about = {"approvalId": pending["id"], "approvalKind": pending["kind"]}
-        await deps.recorder.save(state, deps.inbox.pending, status="awaiting-approval", **about)
+        about = {"approvalId": pending["id"], "approvalKind": pending["kind"], "approvalCallId": ask.call.id}
+        await deps.recorder.save(state, kept, status="awaiting-approval", **about)
     deps.emitter.emit(
         ApprovalRequested,
         approval_id=pending["id"],
@@ -276,6 +287,14 @@ async def _may_step(state: RunState, deps: RunDeps) -> Finish | None:
     return None if breach is None else Finish("budget-exceeded", state.last_text, budget=breach)
 
 
+async def _spent_by_hooks(state: RunState, deps: RunDeps) -> Finish | None:
+    """How the run ends instead of the step's model call, when side calls of its hooks reached a limit."""
+    if not any(entry.step == state.steps and entry.purpose is not None for entry in state.step_usage[-1:]):
+        return None
+    breach = await deps.budget.before_call(state.usage.spend, steps=state.steps - 1, tool_errors=state.tool_errors)
+    return None if breach is None else Finish("budget-exceeded", state.last_text, budget=breach)
+
+
 def _apply_input(state: RunState, deps: RunDeps) -> None:
     items = deps.inbox.take()
     for item in items:
@@ -284,32 +303,22 @@ def _apply_input(state: RunState, deps: RunDeps) -> None:
         deps.inbox.applied(items, state.steps)
 
 
-async def _prepare(state: RunState, deps: RunDeps) -> GenerateOptions:
-    request = build_request(state, deps)
-    if not deps.hooks.around_generate:
-        return request
-    sent = list(request.messages)
-    context = _hook_context(state, deps, replace(request, messages=list(sent)))
-    await deps.abort.guard(deps.hooks.pre_generate(context))
-    asked = context.request or request
-    messages = list(asked.messages)
-    if messages[: len(sent)] == sent:  # what hooks changed in the transcript, then what they pushed to this one request
-        messages = [*build_request(state, deps).messages, *messages[len(sent) :]]
-    return replace(asked, messages=messages)
-
-
 def _output_context(state: RunState) -> OutputContext:
     names = {call.id: call for call in state.tool_calls}
     results = [
-        {"name": message.tool_name, "args": names[message.tool_call_id].args, "result": json.loads(message.text)}
+        {"name": message.tool_name, "args": names[message.tool_call_id].args, "result": _result_in(message)}
         for message in state.messages
         if message.role == "tool" and message.tool_call_id in names
     ]
     return OutputContext(tuple(state.messages), results)
 
 
-def _hook_context(state: RunState, deps: RunDeps, request: GenerateOptions) -> HookContext:
-    return HookContext(deps.agent_name, state.messages, deps.session_id, deps.metadata, deps.principal, deps.subagent, request)
+def _result_in(message: Message) -> Any:
+    """The result a tool message holds; the text itself where compaction put a marker in its place."""
+    try:
+        return json.loads(message.text)
+    except ValueError:
+        return message.text
 
 
 def _step_done(state: RunState, deps: RunDeps, reason: str, outcome: StepOutcome, entry: StepUsage | None = None) -> StepOutcome:
@@ -340,10 +349,11 @@ def _cut_off(calls: tuple[ToolCall, ...]) -> bool:
 
 
 def _unique(calls: tuple[ToolCall, ...], state: RunState) -> tuple[ToolCall, ...]:
-    """The calls under ids that no earlier call of the transcript has: results are paired by id."""
+    """The calls under ids that no earlier call of the transcript or the run has: results are paired by id."""
     if not calls:
         return calls
     taken = {call.id for message in state.messages if message.tool_calls for call in message.tool_calls}
+    taken.update(record.id for record in state.tool_calls)  # of turns that are in a summary now
     renamed: list[ToolCall] = []
     for call in calls:
         name, number = call.id or "call", 1

@@ -15,7 +15,7 @@ from lousho_ray.loop.inbox import Inbox
 from lousho_ray.loop.output import Invalid, OutputContract, Valid
 from lousho_ray.loop.result import BudgetBreach, ExecutionResult, ToolCallRecord
 from lousho_ray.messages import Message, ToolCall
-from lousho_ray.ports import FinishReason, LLMProvider, Reasoning, ToolDefinition
+from lousho_ray.ports import FinishReason, Limiter, LLMProvider, Reasoning, ToolDefinition
 from lousho_ray.tools.registry import AnyTool
 from lousho_ray.usage import StepUsage, Usage
 
@@ -50,9 +50,10 @@ class RunState:
 class RunDeps:
     """The live side of a run.
 
-    `settings` are the model settings somebody set. `call_instructions` extend the system prompt of each request and are stored
-    nowhere. `services` is what delegating tools (`task`) need. `commit` saves the finished turn of a session: `run.done` is only
-    reported once it has returned.
+    `limiters` are around `provider` already; side calls to other providers pass them, too. `settings` are the model settings that
+    somebody set. `call_instructions` extend the system prompt of each request and are stored nowhere. `drift` is how the agent
+    changed since the run was saved. `services` is what delegating tools (`task`) need. `commit` saves the finished turn of a
+    session: `run.done` is only reported once it has returned.
     """
 
     agent_name: str
@@ -78,11 +79,13 @@ class RunDeps:
     subagent: Mapping[str, Any] | None = None
     call_instructions: str | None = None
     hooks: HookChain = field(default_factory=HookChain)
+    limiters: tuple[Limiter, ...] = ()
     approve: Callable[[Mapping[str, Any]], Any] | None = None
     pauses: Pauses | None = None
     decisions: Mapping[str, Decision] = field(default_factory=dict)
     recorder: StateRecorder | None = None
     resolved: ResolvedApproval | None = None
+    drift: Mapping[str, Any] | None = None
     services: Any = None
     commit: Callable[[ExecutionResult[Any]], Awaitable[None]] | None = None
     clock: Clock = SYSTEM_CLOCK
@@ -116,13 +119,14 @@ class Pauses(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a person decided on a paused call. `args` are edited arguments."""
+    """What a person decided on a paused call. `args` are edited arguments; `remember` lets later calls run unasked."""
 
     approved: bool
     note: str | None = None
     by: str | None = None
     args: Mapping[str, Any] | None = None
     expired: bool = False
+    remember: Literal["args", "tool"] | None = None
 
 
 @dataclass(frozen=True, slots=True)

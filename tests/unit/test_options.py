@@ -19,7 +19,7 @@ from lousho_ray.options import (
     SESSION_KEYWORDS,
     Backoff,
     CodeModeOptions,
-    CompactionOptions,
+    Compaction,
     Limits,
     ModelSettings,
     Options,
@@ -110,7 +110,7 @@ KEYS: dict[type[Options], dict[str, tuple[list[Any], list[Any]]]] = {
     # SUB-05
     SubagentOptions: {"max_concurrent": COUNT, "await_background_on_finish": FLAG, "background": FLAG},
     # CMP-01, CMP-02
-    CompactionOptions: {
+    Compaction: {
         "threshold_percent": ([0.001, 0.9, 1], [*NOT_FINITE, 0, 1.01, -1]),
         "context_window": COUNT,
         "protected_tokens": NATURAL,
@@ -193,7 +193,7 @@ def test_none_means_not_given(model: type[Options]) -> None:
 def test_the_documented_defaults_hold() -> None:
     assert Retry() == Retry(max_retries=2, backoff={"max_ms": 30_000})  # PRV-62, CA-18
     assert SubagentOptions().model_dump() == {"max_concurrent": 3, "await_background_on_finish": False, "background": True}
-    assert (CompactionOptions().threshold_percent, CompactionOptions().protected_tokens) == (0.9, 40_000)
+    assert (Compaction().threshold_percent, Compaction().protected_tokens) == (0.9, 40_000)
     assert (ToolSearchOptions().threshold_percent, ToolSearchOptions().max_results) == (0.1, 5)
     assert CodeModeOptions().model_dump() == {
         "tools": None,
@@ -300,23 +300,23 @@ def test_merging_settings_is_merging_dicts(agent: dict[str, int], call: dict[str
 
 def test_compaction_options_that_exclude_each_other() -> None:
     # CMP-03, CMP-D1
-    error = refused(lambda: CompactionOptions(strategy=object(), summarizer="openai/gpt-4o-mini"))
+    error = refused(lambda: Compaction(strategy=object(), summarizer="openai/gpt-4o-mini"))
     assert (error.code, error.field) == ("LOUSHO_CONFIG_CONFLICTING_OPTIONS", "compaction.summarizer")
     assert "two_phase_strategy(model=...)" in error.detail
-    error = refused(lambda: parse_options(CompactionOptions, {"context_window": 10, "reserve_output_tokens": 10}))
+    error = refused(lambda: parse_options(Compaction, {"context_window": 10, "reserve_output_tokens": 10}))
     assert error.field == "compaction.reserve_output_tokens"
-    assert CompactionOptions(context_window=10, reserve_output_tokens=9).reserve_output_tokens == 9
+    assert Compaction(context_window=10, reserve_output_tokens=9).reserve_output_tokens == 9
 
 
 def test_switches() -> None:
     # CMP-01, TS-03, CODE-01, CA-18
-    assert parse_switch(CompactionOptions, None) is None
-    assert parse_switch(CompactionOptions, False) is None
-    assert parse_switch(CompactionOptions, True) == CompactionOptions()
-    assert parse_switch(CompactionOptions, {"protected_tokens": 5}) == CompactionOptions(protected_tokens=5)
+    assert parse_switch(Compaction, None) is None
+    assert parse_switch(Compaction, False) is None
+    assert parse_switch(Compaction, True) == Compaction()
+    assert parse_switch(Compaction, {"protected_tokens": 5}) == Compaction(protected_tokens=5)
     assert parse_switch(ToolSearchOptions, None, default=True) == ToolSearchOptions()
     assert parse_switch(ToolSearchOptions, False, default=True) is None
-    assert refused(lambda: parse_switch(CompactionOptions, "yes")).field == "compaction"
+    assert refused(lambda: parse_switch(Compaction, "yes")).field == "compaction"
 
 
 def test_reasoning_is_an_effort_or_a_dict() -> None:

@@ -1,0 +1,110 @@
+"""The request of a step as the hooks leave it, and what hooks may do meanwhile: report a compaction, make a side model call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from lousho_ray.errors import ConfigurationError
+from lousho_ray.events import CompactionDone, CompactionStart
+from lousho_ray.loop.hooks import HookContext
+from lousho_ray.loop.model import build_request
+from lousho_ray.loop.state import RunDeps, RunState
+from lousho_ray.messages import Message, assistant
+from lousho_ray.ports import GenerateOptions, GenerateResult, LLMProvider
+from lousho_ray.providers.failures import to_provider_error
+from lousho_ray.providers.limited import with_rate_limit
+from lousho_ray.providers.metering import meter
+from lousho_ray.usage import StepUsage
+
+
+async def prepare_request(state: RunState, deps: RunDeps, *, with_tools: bool = True) -> GenerateOptions:
+    """The request of the next model call, after the `pre_generate` hooks.
+
+    Raises:
+        Aborted: The run was stopped while a hook ran.
+    """
+    request = build_request(state, deps, with_tools=with_tools)
+    if not deps.hooks.around_generate:
+        return request
+    sent = list(request.messages)
+    context = hook_context(state, deps, replace(request, messages=list(sent)))
+
+    def next_request() -> GenerateOptions:
+        asked = context.request or request
+        messages = list(asked.messages)
+        if messages[: len(sent)] == sent:  # what hooks changed in the transcript, then what they pushed to this one request
+            messages = [*build_request(state, deps, with_tools=with_tools).messages, *messages[len(sent) :]]
+        return replace(asked, messages=messages)
+
+    context.next_request = next_request
+    size, own = len(state.messages), state.messages[state.opened_at :]
+    await deps.abort.guard(deps.hooks.pre_generate(context))
+    if len(state.messages) != size:
+        state.opened_at = first_of(own, state.messages)
+    return next_request()
+
+
+def first_of(own: list[Message], messages: list[Message]) -> int:
+    """The index of the first message of `messages` that is one of `own`, the same object; their number when none is."""
+    known = {id(message) for message in own}
+    return next((index for index, message in enumerate(messages) if id(message) in known), len(messages))
+
+
+def hook_context(state: RunState, deps: RunDeps, request: GenerateOptions) -> HookContext:
+    """What the hooks around a model call see."""
+    return HookContext(
+        deps.agent_name,
+        state.messages,
+        deps.session_id,
+        deps.metadata,
+        deps.principal,
+        deps.subagent,
+        request,
+        **hook_services(state, deps),
+    )
+
+
+def hook_services(state: RunState, deps: RunDeps) -> dict[str, Any]:
+    """The fields of a hook's context through which it can do something in the run."""
+    return {
+        "provider": deps.provider,
+        "emit": partial(_emit, deps.emitter.emit) if deps.emitter.on else None,
+        "side_call": partial(side_call, state, deps),
+    }
+
+
+def _emit(emit: Callable[..., None], kind: type[Any], /, **fields: Any) -> None:
+    if kind not in (CompactionStart, CompactionDone):
+        raise ConfigurationError(
+            f"A hook can only emit CompactionStart and CompactionDone, not {getattr(kind, '__name__', kind)!r}.", field="hooks"
+        )
+    emit(kind, **fields)
+
+
+async def side_call(
+    state: RunState, deps: RunDeps, provider: LLMProvider, request: GenerateOptions, purpose: str
+) -> GenerateResult:
+    """A model call beside the conversation: under the run's rate limits, booked in its usage and limits, ended by its abort.
+
+    Raises:
+        Aborted: The run was stopped.
+        CompactedLLMProviderError: The call failed.
+    """
+    limited = with_rate_limit(provider, deps.limiters) if deps.limiters else provider
+    try:
+        result = await deps.abort.guard(limited.generate(replace(request, abort=deps.abort)))
+    except Exception as error:
+        final = to_provider_error(error, provider.name, request.model or provider.default_model)
+        if final is error:
+            raise
+        raise final from error
+    figures = meter(provider, request, assistant(result.text, result.tool_calls), result.usage, result.served_by)
+    figures.add_to(state.usage)
+    cost_usd = None if figures.cost is None else float(figures.cost)
+    entry = StepUsage(state.steps, figures.model, figures.usage, figures.estimated, cost_usd, purpose)
+    state.step_usage.append(entry)
+    await deps.budget.report(f"{purpose}-{len(state.step_usage)}", figures.spend, state.usage.spend)
+    return result
