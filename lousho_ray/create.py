@@ -330,7 +330,7 @@ def _output_prompt(value: Any) -> Any:
 
 
 def _prompt_caching(value: Any) -> Any:
-    if value not in ("auto", False):
+    if value is not False and value != "auto":
         raise ConfigurationError(f'prompt_caching must be "auto" or False; got {value!r}.', field="prompt_caching")
     return value
 

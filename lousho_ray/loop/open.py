@@ -23,7 +23,7 @@ from lousho_ray.options import ModelSettings, merge_settings
 from lousho_ray.ports import Ledger, Limiter, LLMProvider, Reasoning
 from lousho_ray.providers.limited import with_rate_limit
 from lousho_ray.providers.wrapper import can_stream
-from lousho_ray.tools.registry import AnyTool, collect_tools
+from lousho_ray.tools.registry import AnyTool, ToolRegistry, collect_tools
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,10 @@ def allowed_steps(definition: AgentDefinition, per_call: int | None) -> int:
 
 async def _tools(definition: AgentDefinition, who: ResolverContext, extra: Mapping[str, AnyTool]) -> dict[str, AnyTool]:
     if callable(definition.tools):
-        tools = collect_tools(await _resolve("tools", definition.tools, who))
+        found = await _resolve("tools", definition.tools, who)
+        if not isinstance(found, Sequence | Mapping | ToolRegistry) or isinstance(found, str):
+            raise _wrong("tools", found, "a list or mapping of tools")
+        tools = collect_tools(found)
     else:
         tools = dict(definition.tools)
     for name, tool in extra.items():
