@@ -21,7 +21,7 @@ MOST_CALLS = 500
 """Calls of one batch."""
 
 PARTS: Mapping[str, frozenset[str]] = {
-    "sessions": frozenset({"load", "save", "delete", "list", "claim", "renew", "release"}),
+    "sessions": frozenset({"load", "save", "delete", "list", "claim", "renew", "release", "holder"}),
     "checkpoints": frozenset({"load", "save", "delete", "delete_prefix", "history"}),
     "approvals": frozenset({"load", "save", "resolve", "restore", "claimed", "delete", "list_pending"}),
     "": frozenset({"aprune"}),

@@ -7,35 +7,34 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from lousho_ray.cancellation import AbortSignal
+from lousho_ray.cancellation import Aborted, AbortSignal
 from lousho_ray.clock import SYSTEM_CLOCK, Clock
 from lousho_ray.definition import AgentDefinition
 from lousho_ray.durable import (
     PendingTurn,
     StoredPauses,
     StoreParts,
-    approval_not_found,
-    approval_orphaned,
     awaiting,
-    check_tools,
     decisions_of,
     facts_of,
     failed_for_good,
     settled_decision,
     turn_key,
 )
-from lousho_ray.errors import LoushoError, SessionTurnFailedError
-from lousho_ray.events import RunDone
+from lousho_ray.errors import ConfigurationError, LoushoError, SessionTurnFailedError
+from lousho_ray.events import EventUsage, RunDone
 from lousho_ray.handle import LocalRun
+from lousho_ray.ids import new_id
 from lousho_ray.loop.checkpoint import Recorder, RunFacts, thaw
 from lousho_ray.loop.emitter import Emitter, Stamp
 from lousho_ray.loop.inbox import QueuedInput
 from lousho_ray.loop.open import CallOptions, RunContext
 from lousho_ray.loop.result import ExecutionResult
 from lousho_ray.loop.run import run
-from lousho_ray.loop.state import Decision, ResolvedApproval, RunDeps, RunState
+from lousho_ray.loop.state import Decision, ResolvedApproval, RunDeps
 from lousho_ray.messages import Message, complete_prefix
 from lousho_ray.ports import Observer
+from lousho_ray.resuming import Unfinished, check_edit, check_resumable, left_decision, open_pause, take_pause
 from lousho_ray.session import DecisionRequest, Request, ResumeRequest, TurnRequest, transcript
 from lousho_ray.subagents import Spawner, open_with_subagents
 from lousho_ray.turn_lease import TurnLease
@@ -96,6 +95,10 @@ class SessionHost:
             place = self._line.enter(turn)
             turn.start(self._in_line(turn, place, emitter, lambda lease: self._new_turn(turn, request, emitter, lease)))
             return
+        option = request.call.shaping_option()
+        if option is not None:
+            turn.start(_reported(_refuse_joining(option, self._id), emitter))
+            return
         item = QueuedInput(request.input)
         (target.inbox.steer if request.policy == "steer" else target.inbox.enqueue)(item)
         place = self._line.join(turn, lambda: item.applied.done() and item.applied.result())
@@ -108,7 +111,12 @@ class SessionHost:
         try:
             await _unless_aborted(place.wait(), turn)
             lease = TurnLease(
-                self._parts.sessions, self._id, turn.signal, wait_ms=self._definition.session_wait_ms, clock=self._clock
+                self._parts.sessions,
+                self._id,
+                turn.run_id,
+                turn.signal,
+                wait_ms=self._definition.session_wait_ms,
+                clock=self._clock,
             )
             await _reported(lease.__aenter__(), emitter)
             try:
@@ -122,21 +130,29 @@ class SessionHost:
     async def _joined_turn(
         self, turn: LocalRun, place: Place[LocalRun], target: LocalRun, item: QueuedInput, request: TurnRequest, emitter: Emitter
     ) -> ExecutionResult[Any]:
-        """Waits for the turn that was joined; its own turn after all when that one ended without taking the input."""
-        if not await asyncio.shield(item.applied):
-            await asyncio.wait({target.task})
-            if not target.task.cancelled() and target.task.exception() is not None:
+        """Waits for the turn that was joined; its own turn after all when that one ended without taking the input.
+
+        An abort ends the wait and touches neither the joined turn nor the input, which it may take all the same.
+        """
+        try:
+            taken = await turn.signal.guard(_taken(item, target))
+            if taken or (not target.task.cancelled() and target.task.exception() is not None):
                 place.leave()
-                return await _reported(target.result(), emitter)
-            place.stand_alone()
-            result: ExecutionResult[Any] = await self._in_line(
-                turn, place, emitter, lambda lease: self._new_turn(turn, request, emitter, lease)
+                result = await _reported(turn.signal.guard(target.result()), emitter)
+                emitter.emit(RunDone, finish_reason=result.finish_reason, text=result.text, usage=EventUsage.of(result.usage))
+                return result
+        except Aborted as aborted:
+            place.leave()
+            emitter.emit(RunDone, finish_reason="aborted", text="")
+            reason = aborted.reason.to_dict()
+            return ExecutionResult(
+                finish_reason="aborted", abort_reason=reason, run_id=turn.run_id, agent_name=self._definition.name
             )
-            return result
-        place.leave()
-        result = await _reported(target.result(), emitter)
-        emitter.emit(RunDone, finish_reason=result.finish_reason, text=result.text)
-        return result
+        place.stand_alone()
+        own: ExecutionResult[Any] = await self._in_line(
+            turn, place, emitter, lambda lease: self._new_turn(turn, request, emitter, lease)
+        )
+        return own
 
     # --------------------------------------------------------------------------------------------------------------- the turns
 
@@ -147,7 +163,9 @@ class SessionHost:
             history = await _reported(self._after_pending(left_behind, silent, lease), emitter)
         else:
             history = await _reported(lease.load(), emitter)
-        facts = RunFacts(self._definition.name, self._name, request.call.principal, request.call.metadata)
+        facts = RunFacts(
+            self._definition.name, self._name, request.call.principal, request.call.metadata, self._definition.fingerprint
+        )
         recorder = self._recorder(turn_key(self._id, len(history)), facts)
         context = self._context(turn, emitter, facts, recorder)
         context.input, context.history, context.call = request.input, history, request.call
@@ -181,79 +199,89 @@ class SessionHost:
         if saved is None:
             return None
         pending = PendingTurn.of(saved)
+        decided: Mapping[str, Decision] = {}
         if pending.status == "awaiting-approval":
-            raise awaiting(self._id, pending)
+            decided = await left_decision(self._parts.approvals, saved, self._clock.wall())
+            if not decided:
+                raise awaiting(self._id, pending)
         if pending.last_error is not None and not fresh:
             raise SessionTurnFailedError(
                 f"The last turn of session '{self._id}' failed and was not retried: {pending.last_error.get('message')}",
                 last_error=pending.last_error,
                 attempts=pending.attempts,
             )
-        state, waiting = thaw(saved, turn.run_id)
-        facts = facts_of(saved, self._definition.name, self._name)
-        recorder = self._recorder(key, facts, revision=saved.get("revision", 0), attempts=pending.attempts)
-        decisions = decisions_of(saved)
         if pending.status == "finished":
-            await lease.save(complete_prefix(state.messages[1:]))
+            await lease.save(complete_prefix(thaw(saved, turn.run_id)[0].messages[1:]))
             await checkpoints.delete(key)
             return None
-        return await self._continue(turn, emitter, lease, state, waiting, facts, recorder, decisions)
+        left = self._unfinished(saved, turn, key, saved)
+        left.decisions.update(decided or decisions_of(saved))
+        return await self._continue(turn, emitter, lease, left, lambda deps: self._check(left, deps))
 
     async def _decided_turn(
         self, turn: LocalRun, request: DecisionRequest, emitter: Emitter, lease: TurnLease
     ) -> ExecutionResult[Any]:
-        """Takes a paused turn up again with the decision. Of several deciders one gets the record."""
-        record = await _reported(self._claim(request.approval_id), emitter)
-        pending, snapshot = record
-        key = snapshot.get("sessionId")
-        saved = None
-        if self._parts.checkpoints is not None and key is not None:
-            saved = await self._parts.checkpoints.load(key)
-            if saved is None or saved.get("approvalId") != request.approval_id:
-                raise approval_orphaned(request.approval_id)
-        decision = settled_decision(request.decision, pending, self._clock.wall())
-        state, waiting = thaw(snapshot, turn.run_id)
-        facts = facts_of(snapshot, self._definition.name, self._name)
-        recorder = None if saved is None else self._recorder(str(key), facts, revision=saved.get("revision", 0))
-        call_id = pending["toolCallId"]
-        if recorder is not None:
-            # From here on the record is gone: the decision itself must survive a crash, so that the call is not asked for again.
-            await recorder.decide(call_id, decision, state, tuple(waiting))
-        resolved = ResolvedApproval(request.approval_id, call_id, pending["toolName"], decision, pending.get("createdAt"))
-        return await self._continue(turn, emitter, lease, state, waiting, facts, recorder, {call_id: decision}, resolved)
+        """Takes a paused turn up again with the decision. Of several deciders one gets it."""
+        pause = await _reported(open_pause(self._parts, request.approval_id), emitter)
+        decision = settled_decision(request.decision, pause.pending, self._clock.wall())
+        left = self._unfinished(pause.snapshot, turn, str(pause.snapshot.get("sessionId")), pause.saved)
+        left.decisions[pause.call_id] = decision
+        left.resolved = ResolvedApproval(
+            request.approval_id, pause.call_id, pause.pending["toolName"], decision, pause.pending.get("createdAt")
+        )
+
+        async def take(deps: RunDeps) -> None:
+            await self._check(left, deps, pause.call_id)
+            check_edit(pause, decision, deps)
+            await take_pause(self._parts.approvals, pause, decision, left.recorder, left.state, left.waiting)
+
+        return await self._continue(turn, emitter, lease, left, take, observed=request.observed)
+
+    def _unfinished(self, record: Mapping[str, Any], turn: LocalRun, key: str, saved: Mapping[str, Any] | None) -> Unfinished:
+        """A run from its checkpoint, or from the snapshot of its pause. Without a checkpoint (`saved`) it is not recorded."""
+        facts = facts_of(record, self._definition, self._name)
+        return Unfinished.of(record, turn.run_id, facts, None if saved is None else self._recorder(key, facts, saved))
+
+    async def _check(self, left: Unfinished, deps: RunDeps, decided: str | None = None) -> None:
+        check_resumable(self._definition, left.record, left.state, deps, decided or next(iter(left.decisions), None))
 
     async def _continue(
         self,
         turn: LocalRun,
         emitter: Emitter,
         lease: TurnLease,
-        state: RunState,
-        waiting: Sequence[Message],
-        facts: RunFacts,
-        recorder: Recorder | None,
-        decisions: Mapping[str, Decision],
-        resolved: ResolvedApproval | None = None,
+        left: Unfinished,
+        ready: Callable[[RunDeps], Awaitable[None]],
+        *,
+        observed: bool = False,
     ) -> ExecutionResult[Any]:
-        """Drives an unfinished turn on from its state."""
-        kept = len(complete_prefix(state.messages[1:]))
-        context = self._context(turn, emitter, facts, recorder)
-        context.resume, context.decisions, context.resolved = state, decisions, resolved
+        """Drives an unfinished turn on from its state, once it is `ready`."""
+        recorder = left.recorder
+        context = self._context(turn, emitter, left.facts, recorder)
+        context.resume, context.decisions, context.resolved = left.state, left.decisions, left.resolved
+        context.approve_in_code = not observed
         if recorder is not None:
-            recorder.decisions.update(decisions)
-        context.call = CallOptions(principal=facts.principal, metadata=facts.metadata)
-        since = None if recorder is not None else kept
+            recorder.decisions.update(left.decisions)
+        context.call = CallOptions(principal=left.facts.principal, metadata=left.facts.metadata)
+        since = len(complete_prefix(left.state.messages[1:])) if recorder is None else None
         context.commit = lambda result: self._commit(result, recorder, lease, continued_from=since)
-        if waiting:
-            turn.inbox.enqueue(QueuedInput(tuple(waiting)))
-        return await self._drive(context, recorder, emitter)
+        if left.waiting:
+            turn.inbox.enqueue(QueuedInput(left.waiting, restored=True))
+        return await self._drive(context, recorder, emitter, ready)
 
-    async def _drive(self, context: RunContext, recorder: Recorder | None, emitter: Emitter) -> ExecutionResult[Any]:
+    async def _drive(
+        self,
+        context: RunContext,
+        recorder: Recorder | None,
+        emitter: Emitter,
+        ready: Callable[[RunDeps], Awaitable[None]] | None = None,
+    ) -> ExecutionResult[Any]:
         spawner = self._spawner() if self._spawner is not None else None
         depth = self._definition.max_subagent_depth
         opening = open_with_subagents(self._definition, "", context, depth, spawner)
         state, deps = await _reported(opening, emitter)
-        if context.resume is not None:
-            await _reported(_checked_tools(state, deps, context), emitter)
+        if ready is not None:
+            await _reported(ready(deps), emitter)
         elif recorder is not None:
             await _reported(recorder.save(state), emitter)
         try:
@@ -316,7 +344,9 @@ class SessionHost:
         delete_prefix = getattr(self._parts.checkpoints, "delete_prefix", None)
         if delete_prefix is not None:
             await delete_prefix(f"{self._id}.turn-")
-        async with TurnLease(self._parts.sessions, self._id, AbortSignal(), wait_ms=self._definition.session_wait_ms) as lease:
+        async with TurnLease(
+            self._parts.sessions, self._id, new_id(), AbortSignal(), wait_ms=self._definition.session_wait_ms
+        ) as lease:
             await lease.save([])
         return count
 
@@ -327,15 +357,13 @@ class SessionHost:
         saved = await self._parts.checkpoints.load(key)
         return None if saved is None else (key, saved)
 
-    async def _claim(self, approval_id: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        record = await self._parts.approvals.resolve(approval_id)
-        if record is None:
-            raise approval_not_found(approval_id)
-        return record
+    def _lease(self, run_id: str, abort: AbortSignal) -> TurnLease:
+        wait_ms = self._definition.session_wait_ms
+        return TurnLease(self._parts.sessions, self._id, run_id, abort, wait_ms=wait_ms, clock=self._clock)
 
-    def _recorder(self, key: str, facts: RunFacts, *, revision: int = 0, attempts: int = 0) -> Recorder | None:
+    def _recorder(self, key: str, facts: RunFacts, saved: Mapping[str, Any] | None = None) -> Recorder | None:
         store = self._parts.checkpoints
-        return None if store is None else Recorder(store, key, facts, revision=revision, attempts=attempts)
+        return None if store is None else Recorder(store, key, facts, saved=saved)
 
     def _context(self, turn: LocalRun, emitter: Emitter, facts: RunFacts, recorder: Recorder | None) -> RunContext:
         key = None if recorder is None else recorder.key
@@ -375,6 +403,21 @@ async def _unless_aborted(wait: Awaitable[None], turn: LocalRun) -> None:
         aborted.cancel()
 
 
+async def _taken(item: QueuedInput, target: LocalRun) -> bool:
+    """Whether the turn that was joined took the input; when it did not, it is over."""
+    if await asyncio.shield(item.applied):
+        return True
+    await asyncio.wait({target.task})
+    return False
+
+
+async def _refuse_joining(option: str, session_id: str) -> ExecutionResult[Any]:
+    raise ConfigurationError(
+        f"{option} cannot apply to a call that joins a running turn of session '{session_id}'; leave it out, or wait for the turn.",
+        field=option,
+    )
+
+
 def _emitter(turn: LocalRun, observers: Sequence[Observer], *, observed: bool) -> Emitter:
     sinks = (*observers, turn.log.append) if observed else tuple(observers)
     return Emitter(Stamp(turn.run_id), sinks, drain=turn.log.drain if observed else None)
@@ -384,10 +427,8 @@ async def _reported(awaitable: Awaitable[T], emitter: Emitter) -> T:
     """Awaits what comes before a run begins: a failure there has only `error` and `run.done`."""
     try:
         return await awaitable
+    except Aborted:
+        raise
     except Exception as error:
         emitter.fail(error)
         raise
-
-
-async def _checked_tools(state: RunState, deps: RunDeps, context: RunContext) -> None:
-    check_tools(state, deps.tools, next(iter(context.decisions), None))

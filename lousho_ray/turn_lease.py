@@ -7,7 +7,9 @@ a fencing number: a save under an old one is refused by the store, so a holder t
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -15,14 +17,13 @@ from typing import Any
 from lousho_ray.cancellation import AbortSignal
 from lousho_ray.clock import SYSTEM_CLOCK, Clock
 from lousho_ray.errors import LoushoError
-from lousho_ray.ids import new_id
 from lousho_ray.messages import Message
 from lousho_ray.ports import SessionStore
 
 log = logging.getLogger("lousho_ray")
 
 LEASE_MS = 30_000.0
-"""How long a holder that has died keeps others out; a living one renews its lease three times as often."""
+"""How long a holder that cannot be asked after keeps others out; a living one renews its lease three times as often."""
 
 FIRST_RETRY_S, LAST_RETRY_S = 0.05, 0.5
 
@@ -33,6 +34,7 @@ class TurnLease:
     Args:
         sessions: The session store.
         session_id: The session.
+        run_id: The turn's run, by which others know its lease.
         abort: Fires to end the wait; it is fired when the lease is lost.
         wait_ms: How long to wait for another process's turn.
 
@@ -41,14 +43,21 @@ class TurnLease:
     """
 
     def __init__(
-        self, sessions: SessionStore, session_id: str, abort: AbortSignal, *, wait_ms: float = LEASE_MS, clock: Clock = SYSTEM_CLOCK
+        self,
+        sessions: SessionStore,
+        session_id: str,
+        run_id: str,
+        abort: AbortSignal,
+        *,
+        wait_ms: float = LEASE_MS,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._sessions: Any = sessions
         self._id = session_id
         self._abort = abort
         self._wait_ms = wait_ms
         self._clock = clock
-        self._holder = new_id()
+        self._holder = f"{_this_process()}/{run_id}"
         self._fence: int | None = None
         self._renewal: asyncio.Task[None] | None = None
         self._transcript: list[Message] | None = None
@@ -108,6 +117,8 @@ class TurnLease:
             if fence is not None:
                 self._transcript = saved or []
                 return
+            if await self._freed_from_the_dead():
+                continue
             if self._clock.now() >= deadline:
                 raise LoushoError(
                     f"Session '{self._id}' is in use by another process; waited {self._wait_ms:g} ms for its turn to end.",
@@ -115,6 +126,15 @@ class TurnLease:
                 )
             await self._clock.sleep(pause)
             pause = min(pause * 2, LAST_RETRY_S)
+
+    async def _freed_from_the_dead(self) -> bool:
+        """Ends the lease of a process of this machine that is no more; others are waited for."""
+        ask = getattr(self._sessions, "holder", None)
+        holder: str | None = None if ask is None else await ask(self._id)
+        if holder is None or not _is_dead(holder):
+            return False
+        await self._sessions.release(self._id, holder)
+        return True
 
     async def _renew(self) -> None:
         """Renews the lease; one that is lost ends the turn, whose save would be refused."""
@@ -128,3 +148,44 @@ class TurnLease:
                     log.warning("Session %r was taken over by another process; this turn is stopped.", self._id)
                     self._abort.abort("The session was taken over by another process.")
                     return
+
+
+async def end_lease(sessions: SessionStore, session_id: str, run_id: str) -> None:
+    """Ends the lease of a run whose process is known to have died, wherever it ran."""
+    store: Any = sessions
+    holder: str | None = await store.holder(session_id) if hasattr(store, "holder") else None
+    if holder is not None and holder.endswith(f"/{run_id}"):
+        await store.release(session_id, holder)
+
+
+@functools.cache
+def _machine() -> str:
+    """This boot of this machine and its process namespace: only there does a process id mean the same process."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read().strip()
+        return f"{boot}.{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return ""
+
+
+def _this_process() -> str:
+    return f"{os.getpid()}.{_started_at(os.getpid())}@{_machine()}"
+
+
+def _started_at(pid: int) -> str:
+    """When a process started, in clock ticks since boot: its id may be in use again. Empty when there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] == "Z" else fields[19]
+
+
+def _is_dead(holder: str) -> bool:
+    """Whether a lease's holder was a process of this machine that has ended."""
+    process, _, _ = holder.partition("/")
+    name, _, machine = process.partition("@")
+    pid, _, started_at = name.partition(".")
+    return bool(machine) and machine == _machine() and pid.isdigit() and _started_at(int(pid)) != started_at

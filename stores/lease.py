@@ -41,8 +41,9 @@ def renewed(lease: Lease | None, holder: str, fence: int, ttl_ms: float, now_ms:
     return replace(lease, expires_at_ms=now_ms + round(ttl_ms))
 
 
-def holds(lease: Lease | None, holder: str, fence: int) -> bool:
-    return lease is not None and lease.holder == holder and lease.fence == fence
+def holds(lease: Lease | None, holder: str, fence: int | None) -> bool:
+    """Whether `holder` has the lease, under that number or (`None`) any."""
+    return lease is not None and lease.holder == holder and fence in (None, lease.fence)
 
 
 def after_save(lease: Lease | None, fence: int | None, now_ms: int, id: str, path: str | None = None) -> Lease | None:

@@ -98,8 +98,15 @@ class MemorySessionStore:
                 self._leases[id] = kept
             return kept is not None
 
-    async def release(self, id: str, holder: str, fence: int) -> None:
-        """Gives a lease back; one that was lost already is left alone."""
+    async def holder(self, id: str) -> str | None:
+        """Who has the lease on `id`, as the name it was claimed under; `None` when it is free."""
+        with self._lock:
+            lease = self._leases.get(check_run_id(id, "id"))
+            return None if lease is None or self._now() >= lease.expires_at_ms else lease.holder
+
+    async def release(self, id: str, holder: str, fence: int | None = None) -> None:
+        """Gives a lease back; one that was lost already is left alone. Without a number: whichever one `holder` has, for a holder
+        that is known to have died."""
         with self._lock:
             if leases.holds(self._leases.get(id), holder, fence):
                 del self._leases[id]

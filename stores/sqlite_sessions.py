@@ -141,10 +141,21 @@ class SqliteSessions:
 
         return await self._database.run(unit, write=True)
 
-    async def release(self, id: str, holder: str, fence: int) -> None:
-        """Gives a lease back; one that was lost already is left alone."""
+    async def holder(self, id: str) -> str | None:
+        """Who has the lease on `id`, as the name it was claimed under; `None` when it is free."""
         check_run_id(id, "id")
-        query = "DELETE FROM leases WHERE id = ? AND holder = ? AND fence = ?"
+
+        def unit(connection: sqlite3.Connection) -> str | None:
+            lease = _lease(connection, id)
+            return None if lease is None or self._now() >= lease.expires_at_ms else lease.holder
+
+        return await self._database.run(unit, write=False)
+
+    async def release(self, id: str, holder: str, fence: int | None = None) -> None:
+        """Gives a lease back; one that was lost already is left alone. Without a number: whichever one `holder` has, for a holder
+        that is known to have died."""
+        check_run_id(id, "id")
+        query = "DELETE FROM leases WHERE id = ?1 AND holder = ?2 AND (?3 IS NULL OR fence = ?3)"
         await self._database.run(lambda connection: connection.execute(query, (id, holder, fence)).rowcount, write=True)
 
     # ---------------------------------------------------------------------------------------------- in the owner thread
