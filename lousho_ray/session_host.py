@@ -109,7 +109,8 @@ class SessionHost:
     ) -> Any:
         """Waits for the turn's place in line, then for the session's lease, and runs it."""
         try:
-            await _unless_aborted(place.wait(), turn)
+            if not place.ready:
+                await _unless_aborted(place.wait(), turn)
             lease = TurnLease(
                 self._parts.sessions,
                 self._id,

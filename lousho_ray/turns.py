@@ -26,6 +26,11 @@ class Place(Generic[T]):
         self.joined: Callable[[], bool] = _never
         """Whether the call's input was taken by another turn meanwhile, so that its place is empty."""
 
+    @property
+    def ready(self) -> bool:
+        """Whether it is this turn's time."""
+        return self._ready.done()
+
     async def wait(self) -> None:
         """Returns when it is this turn's time."""
         await asyncio.shield(self._ready)
