@@ -130,6 +130,11 @@ class Usage:
         entry.cost = _plus(entry.cost, cost)
         entry.calls += 1
 
+    def add_hosted(self, name: str, count: int = 1) -> None:
+        """Counts calls of a tool that the model's provider ran itself."""
+        self.hosted_tool_calls = self.hosted_tool_calls or {}
+        self.hosted_tool_calls[name] = self.hosted_tool_calls.get(name, 0) + count
+
     def add(self, other: Usage) -> None:
         """Adds the figures of another usage, without its `delegated` view (which is a part of its totals already)."""
         self.input_tokens += other.input_tokens
@@ -141,8 +146,7 @@ class Usage:
         self.cache_write_tokens = _maybe(self.cache_write_tokens, other.cache_write_tokens)
         self.reasoning_tokens = _maybe(self.reasoning_tokens, other.reasoning_tokens)
         for name, count in (other.hosted_tool_calls or {}).items():
-            self.hosted_tool_calls = self.hosted_tool_calls or {}
-            self.hosted_tool_calls[name] = self.hosted_tool_calls.get(name, 0) + count
+            self.add_hosted(name, count)
         for model, used in other.by_model.items():
             entry = self.by_model.setdefault(model, ModelUsage())
             entry.input_tokens += used.input_tokens
@@ -164,7 +168,7 @@ class Usage:
         total.add(other)
         for part in (self.delegated, other.delegated):
             if part is not None:
-                total.delegated = part if total.delegated is None else total.delegated + part
+                total.delegated = (total.delegated or Usage()) + part
         if total.delegated is not None:
             total.delegated.runs = sum((part.runs or 0) for part in (self.delegated, other.delegated) if part is not None)
         return total

@@ -157,6 +157,8 @@ def _book(state: RunState, reply: Reply, used: ProviderUsage, deps: RunDeps, *, 
             model,
         )
     state.usage.add_call(model, used, cost, estimated=estimated)
+    for hosted in reply.hosted:
+        state.usage.add_hosted(hosted.name)
     entry = StepUsage(state.steps, model, used, estimated, None if cost is None else float(cost))
     state.step_usage.append(entry)
     return entry, Spend(used.prompt_tokens, used.completion_tokens, cost, 1)
