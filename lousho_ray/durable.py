@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lousho_ray.clock import SYSTEM_CLOCK, Clock, timestamp
+from lousho_ray.definition import AgentDefinition
 from lousho_ray.errors import CompactedLLMProviderError, LoushoError, ResumeToolMissingError, SessionAwaitingApprovalError
 from lousho_ray.ids import new_id
 from lousho_ray.loop.checkpoint import RunFacts, freeze
@@ -125,6 +126,11 @@ def turn_key(session_id: str, transcript_length: int) -> str:
     return f"{session_id}.turn-{transcript_length}"
 
 
+def turn_length(key: str) -> int:
+    """The length of the transcript that the turn of a `turn_key()` began from."""
+    return int(key.rpartition("-")[2])
+
+
 def awaiting(session_id: str, pending: PendingTurn) -> SessionAwaitingApprovalError:
     kind = pending.approval_kind or "tool"
     return SessionAwaitingApprovalError(
@@ -184,7 +190,7 @@ def check_tools(state: RunState, tools: Mapping[str, Any], decided: str | None) 
             )
 
 
-def facts_of(record: Mapping[str, Any], agent: str, session_id: str | None) -> RunFacts:
-    """Who an unfinished run goes on as: the caller it was started by."""
+def facts_of(record: Mapping[str, Any], definition: AgentDefinition, session_id: str | None) -> RunFacts:
+    """As whom an unfinished run goes on: as the caller it was started by, with the agent of now."""
     metadata = decode_bytes(record.get("metadata", {}))
-    return RunFacts(agent, session_id, decode_bytes(record.get("principal")), metadata, record.get("agentFingerprint"))
+    return RunFacts(definition.name, session_id, decode_bytes(record.get("principal")), metadata, definition.fingerprint)

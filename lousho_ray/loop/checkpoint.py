@@ -83,17 +83,22 @@ def thaw(data: Mapping[str, Any], run_id: str) -> tuple[RunState, list[Message]]
 
 
 class Recorder:
-    """Keeps the checkpoint of one run."""
+    """Keeps the checkpoint of one run.
 
-    def __init__(self, store: CheckpointStore, key: str, facts: RunFacts, *, revision: int = 0, attempts: int = 0) -> None:
+    `saved` is the record that an earlier process left of it. Once the run has paused or finished, nothing more is saved in
+    progress: input that was queued too late must not bring the run back to life.
+    """
+
+    def __init__(self, store: CheckpointStore, key: str, facts: RunFacts, *, saved: Mapping[str, Any] | None = None) -> None:
         self.key = key
         self.facts = facts
         self.decisions: dict[str, Decision] = {}
-        self._last: dict[str, Any] | None = None
+        self._last: dict[str, Any] | None = None if saved is None else dict(saved)
         self._noting: set[asyncio.Task[None]] = set()
-        self._attempts = attempts
+        self._attempts: int = (saved or {}).get("attempts", 0)
         self._store = store
-        self._revision = revision
+        self._revision: int = (saved or {}).get("revision", 0)
+        self._over = False
         self._lock = asyncio.Lock()
         self._asked = 0
         self._saved = 0
@@ -108,8 +113,9 @@ class Recorder:
         self._asked += 1
         wanted = self._asked
         async with self._lock:
-            if self._saved >= wanted and status == "in-progress" and not extra:
+            if status == "in-progress" and (self._over or self._saved >= wanted):
                 return
+            self._over = status != "in-progress"
             covers = self._asked
             await self._write({**self._record(state, waiting), "status": status, **extra})
             self._saved = covers
@@ -119,13 +125,17 @@ class Recorder:
         self.decisions[call_id] = decision
         await self.save(state, waiting)
 
-    async def finished(self, result: ExecutionResult[Any]) -> None:
-        """Marks the run as finished, with the whole conversation: nothing of it is asked for again."""
+    async def finished(self, result: ExecutionResult[Any], replaces: str | None = None) -> None:
+        """Marks the run as finished, with the whole conversation: nothing of it is asked for again.
+
+        `replaces` is the digest of the transcript it takes the place of, for one that was shortened on the way.
+        """
         async with self._lock:
+            self._over = True
             messages = [_frozen(message) for message in result.messages]
-            await self._write(
-                {**(self._last or {}), "messages": messages, "status": "finished", "finishReason": result.finish_reason}
-            )
+            last = self._last or {"sessionId": self.key}
+            about = {} if replaces is None else {"replaces": replaces}
+            await self._write({**last, "messages": messages, "status": "finished", "finishReason": result.finish_reason, **about})
 
     async def failed(self, error: BaseException) -> None:
         """Notes a failure that trying again cannot mend, beside the last good state."""

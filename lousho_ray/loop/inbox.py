@@ -20,11 +20,15 @@ from lousho_ray.messages import Message
 
 @dataclass(slots=True, eq=False)
 class QueuedInput:
-    """One input that waits. `applied` resolves to whether it joined the transcript of the run."""
+    """One input that waits. `applied` resolves to whether it joined the transcript of the run.
+
+    `restored` input comes from a checkpoint: whoever gave it is gone and cannot send it again.
+    """
 
     messages: tuple[Message, ...]
     id: str = field(default_factory=lambda: new_id("in_"))
     steers: bool = False
+    restored: bool = False
     applied: asyncio.Future[bool] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     @property
@@ -55,6 +59,11 @@ class Inbox:
     def pending(self) -> tuple[Message, ...]:
         """The messages that wait, in order: what a checkpoint keeps of them."""
         return tuple(message for item in self._waiting for message in item.messages)
+
+    @property
+    def restored(self) -> tuple[Message, ...]:
+        """Those of them that a checkpoint brought: a pause keeps them. Other input goes back to its sender when the run pauses."""
+        return tuple(message for item in self._waiting if item.restored for message in item.messages)
 
     @property
     def steered(self) -> bool:

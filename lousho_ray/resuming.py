@@ -1,0 +1,179 @@
+"""Taking an unfinished run up again: which pause a decision is on, and what must hold before anything of the run goes on.
+
+Everything is checked before a pause is taken from its store, so a run that is refused can still be taken up by the right agent.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import Any
+
+from lousho_ray.definition import AgentDefinition
+from lousho_ray.durable import StoreParts, approval_not_found, approval_orphaned, check_tools
+from lousho_ray.errors import AgentDriftError, ConfigurationError
+from lousho_ray.fingerprint import drift
+from lousho_ray.loop.checkpoint import Recorder, RunFacts, thaw
+from lousho_ray.loop.state import Decision, ResolvedApproval, RunDeps, RunState
+from lousho_ray.messages import Message
+from lousho_ray.ports import ApprovalStore
+from lousho_ray.tools.registry import find_tool
+
+log = logging.getLogger("lousho_ray")
+
+CLAIM_TIMEOUT_S = 60.0
+"""How long a decider has, from taking a pause to writing its decision into the checkpoint, before it counts as dead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """An open pause. `saved` is the checkpoint of its run, when the run is durable."""
+
+    pending: Mapping[str, Any]
+    snapshot: Mapping[str, Any]
+    saved: Mapping[str, Any] | None = None
+
+    @property
+    def call_id(self) -> str:
+        return str(self.pending["toolCallId"])
+
+
+@dataclass(slots=True)
+class Unfinished:
+    """A run that goes on from a record: its checkpoint, or the snapshot of a pause.
+
+    `decisions` are those on its calls, by call id; `resolved` is the one that it goes on with right now; `waiting` is input that
+    joins behind its open calls.
+    """
+
+    record: Mapping[str, Any]
+    state: RunState
+    waiting: tuple[Message, ...]
+    facts: RunFacts
+    recorder: Recorder | None
+    decisions: dict[str, Decision] = field(default_factory=dict)
+    resolved: ResolvedApproval | None = None
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any], run_id: str, facts: RunFacts, recorder: Recorder | None) -> Unfinished:
+        state, waiting = thaw(record, run_id)
+        return cls(record, state, tuple(waiting), facts, recorder)
+
+
+async def open_pause(parts: StoreParts, approval_id: str) -> Pause:
+    """Reads a pause without taking it.
+
+    Raises:
+        LoushoError: `LOUSHO_APPROVAL_NOT_FOUND`: unknown or already decided. `LOUSHO_APPROVAL_ORPHANED`: its turn was dropped.
+    """
+    record = await parts.approvals.load(approval_id)
+    if record is None:
+        raise approval_not_found(approval_id)
+    pending, snapshot = record
+    key = snapshot.get("sessionId")
+    if parts.checkpoints is None or key is None:
+        return Pause(pending, snapshot)
+    saved = await parts.checkpoints.load(key)
+    if saved is None or saved.get("approvalId") != approval_id:
+        raise approval_orphaned(approval_id)
+    return Pause(pending, snapshot, saved)
+
+
+async def take_pause(
+    store: ApprovalStore, pause: Pause, decision: Decision, recorder: Recorder | None, state: RunState, waiting: tuple[Message, ...]
+) -> None:
+    """Takes a pause: of several deciders exactly one gets it. Its decision is in the checkpoint when this returns.
+
+    The decision is kept with the claim, too: it is not lost when this process dies before it has written the checkpoint.
+
+    Raises:
+        LoushoError: `LOUSHO_APPROVAL_NOT_FOUND`: somebody else was first.
+    """
+    approval_id = pause.pending["id"]
+    keeps_claims: Any = store if hasattr(store, "claimed") else None
+    kept = {key: value for key, value in asdict(decision).items() if value is not None}
+    taken = await (keeps_claims.resolve(approval_id, decision=kept) if keeps_claims is not None else store.resolve(approval_id))
+    if taken is None:
+        raise approval_not_found(approval_id)
+    if recorder is None:
+        return
+    try:
+        await recorder.decide(pause.call_id, decision, state, waiting)
+    except Exception:
+        with suppress(Exception):  # The store fails already: the claim then runs out by itself.
+            await put_back(store, pause)
+        raise
+
+
+async def put_back(store: ApprovalStore, pause: Pause) -> None:
+    """Undoes a claim."""
+    restore = getattr(store, "restore", None)
+    if restore is not None:
+        await restore(pause.pending["id"])
+    else:
+        await store.save(pause.pending, pause.snapshot)
+
+
+async def left_decision(store: ApprovalStore, saved: Mapping[str, Any], now: float) -> dict[str, Decision]:
+    """The decision on a paused run whose decider died before it could go on with it; empty while the pause is undecided.
+
+    Args:
+        store: Where the pause is.
+        saved: The checkpoint that names it.
+        now: Seconds since the epoch.
+    """
+    claimed: Any = getattr(store, "claimed", None)
+    call_id, approval_id = saved.get("approvalCallId"), saved.get("approvalId")
+    claim = await claimed(approval_id) if claimed is not None and call_id is not None else None
+    if claim is None or claim["decision"] is None:
+        return {}
+    if now - datetime.fromisoformat(claim["claimed_at"]).timestamp() < CLAIM_TIMEOUT_S:
+        return {}  # Whoever took it may be about to go on.
+    return {str(call_id): Decision(**claim["decision"])}
+
+
+def check_resumable(
+    definition: AgentDefinition, saved: Mapping[str, Any], state: RunState, deps: RunDeps, decided: str | None = None
+) -> None:
+    """Whether the agent may go on with a saved run. What changed under `on_agent_drift="warn"` is put into `deps` to be reported.
+
+    Args:
+        definition: The agent of now.
+        saved: The checkpoint, or the snapshot of a pause.
+        state: The run.
+        deps: Its live side, with the tools of now.
+        decided: The id of the call that a person decided on.
+
+    Raises:
+        AgentDriftError: `LOUSHO_AGENT_DRIFT` under `on_agent_drift="error"`.
+        ResumeToolMissingError: `LOUSHO_RESUME_TOOL_MISSING`: an open call's tool is gone.
+    """
+    changed = None if definition.on_agent_drift == "ignore" else drift(saved.get("agentFingerprint"), definition.fingerprint)
+    if changed is not None and definition.on_agent_drift == "error":
+        raise AgentDriftError(
+            f"Agent '{definition.name}' changed since the run was saved ({changed}); the run was left as it was.",
+            changes=changed.fields,
+        )
+    check_tools(state, deps.tools, decided)
+    if changed is not None:
+        log.warning("Agent %r goes on with a run that was saved before it changed: %s", definition.name, changed)
+        deps.drift = changed.fields
+
+
+def check_edit(pause: Pause, decision: Decision, deps: RunDeps) -> None:
+    """Edited arguments must fit the tool, before the pause is taken.
+
+    Raises:
+        ToolArgumentsValidationError: `LOUSHO_TOOL_ARGS_INVALID` with every issue.
+        ConfigurationError: Edited arguments for a question or a rejection.
+    """
+    if decision.args is None:
+        return
+    if not decision.approved and not decision.expired:
+        raise ConfigurationError("args are for approved calls; a rejection takes a note.", field="args")
+    tool = find_tool(deps.tools, pause.pending["toolName"])
+    if tool is not None:
+        tool.parse_plain(dict(decision.args))
