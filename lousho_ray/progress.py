@@ -113,7 +113,7 @@ class RunProgressModel:
         if child is None:
             self._row(event).doing = ""
             return None
-        child.status, child.doing = ("done", "") if isinstance(event, ToolDone) else ("failed", _cut(event.error.message, 60))
+        child.status, child.doing = ("done", "") if isinstance(event, ToolDone) else ("failed", _cut(event.error.message, 120))
         spent = f"{child.spend.calls} calls, {child.spend.total_tokens:,} tokens"
         return f"{_who(child)} {child.status} ({spent}){': ' + child.doing if child.doing else ''}"
 
