@@ -6,11 +6,14 @@ import asyncio
 import functools
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from lousho_ray.approvals import Approvals
 from lousho_ray.call_options import call_options
+from lousho_ray.context.compaction import check_compaction
+from lousho_ray.context.strategies import summarizers_of
 from lousho_ray.definition import AgentDefinition
 from lousho_ray.durable import StoredPauses, StoreParts, sessions_of
 from lousho_ray.events import Event
@@ -129,18 +132,22 @@ class Agent(Generic[T]):
 
         Args:
             id: 1 to 128 of `A-Z a-z 0-9 _ -`; a new UUID by default.
-            **options: `store` (a `SessionStore`, or an object with `sessions`; default the agent's, else a new one in memory) and
-                `turn_policy`: what a call does while a turn runs: `"wait"` (default), `"queue"` or `"steer"`.
+            **options: `store` (a `SessionStore`, or an object with `sessions`; default the agent's, else a new one in memory);
+                `turn_policy`: what a call does while a turn runs: `"wait"` (default), `"queue"` or `"steer"`; and `compaction`, in
+                place of the agent's (`False` turns it off).
         """
-        known = {"store", "turn_policy"}
+        known = {"store", "turn_policy", "compaction"}
         for name in options:
             if name not in known:
                 raise unknown_keyword(name, known | ({"id"} & SESSION_KEYWORDS), "agent.session()")
         policy: Any = check_choice(options.get("turn_policy") or "wait", "turn_policy", TURN_POLICIES)
         store = next((item for item in (options.get("store"), self._definition.store) if sessions_of(item) is not None), None)
         session_id = new_session_id() if id is None else check_session_id(id, "id")
-        link = self.runtime().session(self._definition, session_id, store, self._own_approvals)
-        return Session(self._definition, session_id, policy, link, self._approvals)
+        definition = self._definition
+        if options.get("compaction") is not None:
+            definition = replace(definition, compaction=check_compaction(options["compaction"]))
+        link = self.runtime().session(definition, session_id, store, self._own_approvals)
+        return Session(definition, session_id, policy, link, self._approvals)
 
     async def resume(self, id: str) -> ExecutionResult[T] | None:
         """Finishes the interrupted turn of session `id`; `None` when nothing is pending."""
@@ -239,10 +246,12 @@ def _runtime(name: RuntimeName) -> Runtime:
 
 
 def named_limiters(definition: AgentDefinition) -> list[RateLimiter]:
-    """The limiters with a name that a run of the agent passes: of the agent itself and inside its provider's wrappers."""
+    """The limiters with a name that a run of the agent passes: of the agent itself and inside the wrappers of its providers."""
     found = [definition.rate_limit]
-    provider: Any = definition.provider
-    while provider is not None:
-        found += getattr(provider, "limiters", ())
-        provider = getattr(provider, "inner", None)
+    summarizers = () if definition.compaction is None else summarizers_of(definition.compaction)
+    for provider in (definition.provider, *summarizers):
+        layer: Any = provider
+        while layer is not None:
+            found += getattr(layer, "limiters", ())
+            layer = getattr(layer, "inner", None)
     return [limiter for limiter in found if isinstance(limiter, RateLimiter) and limiter.name is not None]

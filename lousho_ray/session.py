@@ -18,7 +18,9 @@ from lousho_ray.loop.open import CallOptions
 from lousho_ray.loop.result import ExecutionResult
 from lousho_ray.loop.state import Decision
 from lousho_ray.messages import Message, complete_prefix
+from lousho_ray.options import Compaction
 from lousho_ray.ports import Observer
+from lousho_ray.session_compaction import SessionCompaction
 
 TurnPolicy = Literal["wait", "queue", "steer"]
 TURN_POLICIES: tuple[TurnPolicy, ...] = ("wait", "queue", "steer")
@@ -47,10 +49,14 @@ class DecisionRequest:
 
 @dataclass(frozen=True, slots=True)
 class ResumeRequest:
-    """One `session.resume()`: finishes what an interrupted turn left behind, if anything."""
+    """One `session.resume()`: finishes what an interrupted turn left behind, if anything.
+
+    `lost` is the run of that turn when its process is known to have died: its lease is ended first.
+    """
 
     run_id: str
     observed: bool = False
+    lost: str | None = None
 
 
 Request = TurnRequest | DecisionRequest | ResumeRequest
@@ -80,6 +86,10 @@ class SessionLink(Protocol):
 
     async def clear(self) -> int:
         """Empties the transcript; the number of messages it had."""
+        ...
+
+    async def compact(self, options: Compaction) -> tuple[SessionCompaction, list[Message]]:
+        """Compacts the transcript now; what was done, and the transcript as it is then."""
         ...
 
 

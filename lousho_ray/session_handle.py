@@ -21,6 +21,7 @@ from lousho_ray.loop_thread import SYNC_LOOP
 from lousho_ray.messages import Message
 from lousho_ray.ports import Observer
 from lousho_ray.session import ResumeRequest, SessionLink, TurnPolicy, TurnRequest, cleared_event, transcript
+from lousho_ray.session_compaction import SessionCompaction, chosen_options
 from lousho_ray.sync_calls import need_loop, sync_events
 
 T = TypeVar("T")
@@ -112,8 +113,38 @@ class Session(Generic[T]):
     def clear_sync(self) -> None:
         SYNC_LOOP.run(self.clear())
 
+    async def compact(self, strategy: Any = None, protected_tokens: int | None = None, **options: Any) -> SessionCompaction:
+        """Compacts the transcript now, whatever its size, and saves it if it changed. Listeners get the pair of events.
+
+        Args:
+            strategy: Default that of the session's `compaction`, else the agent's, else pruning of old tool results.
+            protected_tokens: Newest tokens that stay as they are.
+            **options: The other keys of `compaction`: `summarizer`, `context_window`, `threshold_percent`, ...
+
+        Raises:
+            LoushoError: Nothing was changed: `LOUSHO_SESSION_BUSY` while a turn runs or waits, `LOUSHO_SESSION_TURN_PENDING` while
+                an interrupted one is unfinished.
+            SessionAwaitingApprovalError: A turn waits for a decision.
+            ConfigurationError: An option cannot be used.
+        """
+        chosen = chosen_options(
+            self._definition.compaction, {"strategy": strategy, "protected_tokens": protected_tokens, **options}
+        )
+        report, messages = await self._link.compact(chosen)
+        self._messages = tuple(messages)
+        for event in report.events:
+            for listener in tuple(self._listeners):
+                guarded(listener)(event)
+        return report
+
+    def compact_sync(self, strategy: Any = None, protected_tokens: int | None = None, **options: Any) -> SessionCompaction:
+        return SYNC_LOOP.run(self.compact(strategy, protected_tokens, **options))
+
     def on(self, listener: Observer) -> Callable[[], None]:
-        """Calls `listener(event)` for each event of this handle's turns and `context.cleared`; the returned function ends it."""
+        """Calls `listener(event)` for each event of this handle's turns and manual compactions and `context.cleared`.
+
+        The returned function ends it.
+        """
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener) if listener in self._listeners else None
 

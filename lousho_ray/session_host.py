@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from lousho_ray.cancellation import Aborted, AbortSignal
@@ -20,6 +21,7 @@ from lousho_ray.durable import (
     failed_for_good,
     settled_decision,
     turn_key,
+    turn_length,
 )
 from lousho_ray.errors import ConfigurationError, LoushoError, SessionTurnFailedError
 from lousho_ray.events import EventUsage, RunDone
@@ -33,11 +35,13 @@ from lousho_ray.loop.result import ExecutionResult
 from lousho_ray.loop.run import run
 from lousho_ray.loop.state import Decision, ResolvedApproval, RunDeps
 from lousho_ray.messages import Message, complete_prefix
+from lousho_ray.options import Compaction
 from lousho_ray.ports import Observer
 from lousho_ray.resuming import Unfinished, check_edit, check_resumable, left_decision, open_pause, take_pause
 from lousho_ray.session import DecisionRequest, Request, ResumeRequest, TurnRequest, transcript
+from lousho_ray.session_compaction import Continuation, SessionCompaction, compact_session, transcript_digest, turn_pending
 from lousho_ray.subagents import Spawner, open_with_subagents
-from lousho_ray.turn_lease import TurnLease
+from lousho_ray.turn_lease import TurnLease, end_lease
 from lousho_ray.turns import Place, TurnLine
 
 T = TypeVar("T")
@@ -86,7 +90,8 @@ class SessionHost:
                 turn.start(self._in_line(turn, place, emitter, lambda lease: self._decided_turn(turn, request, emitter, lease)))
             case ResumeRequest():
                 place = self._line.enter(turn)
-                turn.start(self._in_line(turn, place, emitter, lambda lease: self._finish_pending(turn, emitter, lease)))
+                body = self._in_line(turn, place, emitter, lambda lease: self._finish_pending(turn, emitter, lease))
+                turn.start(self._after_death(request.lost, body))
         return turn
 
     def _enter_or_join(self, turn: LocalRun, request: TurnRequest, emitter: Emitter) -> None:
@@ -103,6 +108,11 @@ class SessionHost:
         (target.inbox.steer if request.policy == "steer" else target.inbox.enqueue)(item)
         place = self._line.join(turn, lambda: item.applied.done() and item.applied.result())
         turn.start(self._joined_turn(turn, place, target, item, request, emitter))
+
+    async def _after_death(self, lost: str | None, body: Awaitable[Any]) -> Any:
+        if lost is not None:
+            await end_lease(self._parts.sessions, self._id, lost)
+        return await body
 
     async def _in_line(
         self, turn: LocalRun, place: Place[LocalRun], emitter: Emitter, body: Callable[[TurnLease], Awaitable[Any]]
@@ -212,7 +222,8 @@ class SessionHost:
                 attempts=pending.attempts,
             )
         if pending.status == "finished":
-            await lease.save(complete_prefix(thaw(saved, turn.run_id)[0].messages[1:]))
+            if saved.get("replaces") in (None, transcript_digest(history)):  # else a later turn has come to this length again
+                await lease.save(complete_prefix(thaw(saved, turn.run_id)[0].messages[1:]))
             await checkpoints.delete(key)
             return None
         left = self._unfinished(saved, turn, key, saved)
@@ -264,8 +275,8 @@ class SessionHost:
         if recorder is not None:
             recorder.decisions.update(left.decisions)
         context.call = CallOptions(principal=left.facts.principal, metadata=left.facts.metadata)
-        since = len(complete_prefix(left.state.messages[1:])) if recorder is None else None
-        context.commit = lambda result: self._commit(result, recorder, lease, continued_from=since)
+        begun = Continuation.of(left.state.messages) if recorder is None else None
+        context.commit = lambda result: self._commit(result, recorder, lease, continuation=begun)
         if left.waiting:
             turn.inbox.enqueue(QueuedInput(left.waiting, restored=True))
         return await self._drive(context, recorder, emitter, ready)
@@ -293,7 +304,7 @@ class SessionHost:
             raise
 
     async def _commit(
-        self, result: ExecutionResult[Any], recorder: Recorder | None, lease: TurnLease, continued_from: int | None = None
+        self, result: ExecutionResult[Any], recorder: Recorder | None, lease: TurnLease, continuation: Continuation | None = None
     ) -> None:
         """Saves a turn that has ended. An aborted one is dropped; a durable one that pauses stays in its checkpoint."""
         if result.finish_reason == "aborted":
@@ -306,15 +317,18 @@ class SessionHost:
         if result.finish_reason == "awaiting-approval" and recorder is not None:
             return
         messages = transcript(result)
-        if continued_from is not None:
-            # Other turns may have run while this one waited: what it adds goes to the end of the present transcript.
-            messages = [*await lease.load(), *messages[continued_from:]]
+        if continuation is not None:
+            messages = continuation.transcript(await lease.load(), messages)
         if recorder is None:
             await lease.save(messages)
             return
+        shortened = len(messages) <= turn_length(recorder.key)
+        replaces = transcript_digest(await lease.load()) if shortened else None
         # Both in one go: either alone is enough to find the turn again after a crash.
-        await asyncio.gather(recorder.finished(result), lease.save(messages))
+        await asyncio.gather(recorder.finished(result, replaces), lease.save(messages))
         await recorder.delete()
+        if shortened:
+            await self._forget_old_turns()
 
     # ---------------------------------------------------------------------------------------------------- looking and clearing
 
@@ -342,14 +356,46 @@ class SessionHost:
             raise awaiting(self._id, pending)
         count = len(await self.load())
         await self.discard_pending()
-        delete_prefix = getattr(self._parts.checkpoints, "delete_prefix", None)
-        if delete_prefix is not None:
-            await delete_prefix(f"{self._id}.turn-")
+        await self._forget_old_turns()
         async with TurnLease(
             self._parts.sessions, self._id, new_id(), AbortSignal(), wait_ms=self._definition.session_wait_ms
         ) as lease:
             await lease.save([])
         return count
+
+    async def compact(self, options: Compaction | None = None) -> tuple[SessionCompaction, list[Message]]:
+        """Compacts the transcript now, by `options`, else by the agent's own. Turns that are asked for meanwhile wait."""
+        if not self._line.idle:
+            raise LoushoError(f"Session '{self._id}' cannot be compacted while a turn runs or waits.", code="LOUSHO_SESSION_BUSY")
+        turn = LocalRun(new_id("run_"))
+        place = self._line.reserve(turn)
+        try:
+            async with TurnLease(self._parts.sessions, self._id, turn.run_id, turn.signal, wait_ms=0, clock=self._clock) as lease:
+                await self._nothing_pending(turn, lease)
+                definition = self._definition if options is None else replace(self._definition, compaction=options)
+                report, messages = await compact_session(lease, definition, self._id)
+                if report.messages_after != report.messages_before:
+                    await self._forget_old_turns()
+                return report, messages
+        finally:
+            turn.inbox.close()
+            place.leave()
+
+    async def _nothing_pending(self, turn: LocalRun, lease: TurnLease) -> None:
+        """Raises while a turn is unfinished: its record is found by the length of the transcript."""
+        pending = await self.pending()
+        if pending is None:
+            await self._finish_pending(turn, Emitter(Stamp(turn.run_id)), lease)  # a finished one may only have to be saved
+        elif pending.status == "awaiting-approval":
+            raise awaiting(self._id, pending)
+        else:
+            raise turn_pending(self._id)
+
+    async def _forget_old_turns(self) -> None:
+        """Drops all records of turns: in a transcript that was shortened, their lengths come round again."""
+        delete_prefix = getattr(self._parts.checkpoints, "delete_prefix", None)
+        if delete_prefix is not None:
+            await delete_prefix(f"{self._id}.turn-")
 
     async def _saved_turn(self) -> tuple[str, dict[str, Any]] | None:
         if self._parts.checkpoints is None:
@@ -391,6 +437,7 @@ class LocalLink:
         self.approval = host.approval
         self.discard_pending = host.discard_pending
         self.clear = host.clear
+        self.compact = host.compact
 
 
 async def _unless_aborted(wait: Awaitable[None], turn: LocalRun) -> None:

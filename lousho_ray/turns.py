@@ -77,6 +77,12 @@ class TurnLine(Generic[T]):
         self._advance()
         return place
 
+    def reserve(self, turn: T) -> Place[T]:
+        """A place for work that is no turn: later calls wait for it and none can join it."""
+        place = self.enter(turn)
+        place.joined = _not_taken
+        return place
+
     def join(self, turn: T, joined: Callable[[], bool]) -> Place[T]:
         """A place for a call that joins another turn; `joined()` tells whether its input was taken."""
         place = Place(self, turn)
@@ -115,4 +121,8 @@ class SessionLines:
 
 
 def _never() -> bool:
+    return False
+
+
+def _not_taken() -> bool:
     return False

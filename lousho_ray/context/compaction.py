@@ -169,7 +169,7 @@ class CompactionHook:
         finally:
             emit(CompactionDone, **done_fields(info, changed=changed))
         if changed or info.error is not None:
-            await _tell(self._options.on_compaction, info)
+            await tell(self._options.on_compaction, info)
         self._warn(info, work, bounds)
         return changed
 
@@ -247,7 +247,8 @@ def done_fields(info: CompactionInfo, *, changed: bool) -> dict[str, Any]:
     }
 
 
-async def _tell(listener: Callable[[CompactionInfo], Any] | None, info: CompactionInfo) -> None:
+async def tell(listener: Callable[[CompactionInfo], Any] | None, info: CompactionInfo) -> None:
+    """Calls `on_compaction`. What it raises is logged: it cannot fail a run."""
     if listener is None:
         return
     try:

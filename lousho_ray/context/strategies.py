@@ -79,6 +79,12 @@ def strategy_of(options: Compaction) -> CompactionStrategy:
     return PruneStrategy()
 
 
+def summarizers_of(options: Compaction) -> tuple[LLMProvider, ...]:
+    """The providers that the built-in strategies write summaries with."""
+    strategy = options.strategy.summarizing if isinstance(options.strategy, TwoPhaseStrategy) else options.strategy
+    return (strategy.provider,) if isinstance(strategy, SummarizeStrategy) else ()
+
+
 def summarizer_of(model: Any, field: str) -> LLMProvider:
     """The provider that writes summaries, with the retries that `create_agent` gives to its own."""
     from lousho_ray.providers.resolve import resolve_provider

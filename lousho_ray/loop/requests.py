@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -47,7 +47,7 @@ async def prepare_request(state: RunState, deps: RunDeps, *, with_tools: bool = 
     return next_request()
 
 
-def first_of(own: list[Message], messages: list[Message]) -> int:
+def first_of(own: Sequence[Message], messages: Sequence[Message]) -> int:
     """The index of the first message of `messages` that is one of `own`, the same object; their number when none is."""
     known = {id(message) for message in own}
     return next((index for index, message in enumerate(messages) if id(message) in known), len(messages))
