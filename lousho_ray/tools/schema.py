@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -165,7 +165,8 @@ def _pydantic_issue(detail: dict[str, Any], parameters: Mapping[str, Any]) -> Is
         known = list(parameters.get("properties", {})) if len(location) == 1 else []
         message = "unknown argument." + (suggest(str(location[-1]), known) or (f" Known: {', '.join(known)}." if known else ""))
     else:
-        message = f"{message.removeprefix('Value error, ').removeprefix('Assertion failed, ')} (got {_shown(detail.get('input'))})"
+        message = message.removeprefix("Value error, ").removeprefix("Assertion failed, ")
+        message += f" (got {_kind(detail.get('input'))})" if kind.endswith("_type") else ""
     return {"path": path, "message": replace_surrogates(message)}
 
 
@@ -270,12 +271,13 @@ def _schema_issues(error: Any) -> list[Issue]:
         unknown = [key for key in instance if key not in known]
         return [{"path": _join([*path, key]), "message": f"unknown argument.{suggest(key, known)}"} for key in unknown]
     message = {
-        "type": f"must be of type {error.validator_value}",
+        "type": f"must be of type {error.validator_value} (got {_kind(instance)})",
         "enum": f"must be one of {_shown(error.validator_value)}",
         "const": f"must be {_shown(error.validator_value)}",
     }.get(error.validator)
-    text = clip(error.message, 300) if message is None else f"{message} (got {_shown(instance)})"
-    return [{"path": _join(path), "message": replace_surrogates(text)}]
+    if message is None:
+        message = error.message.replace(repr(instance), "the value", 1)  # its own text begins with the value
+    return [{"path": _join(path), "message": replace_surrogates(clip(message, 300))}]
 
 
 # -------------------------------------------------------------------------------------------------------------------- JSON text
@@ -300,7 +302,7 @@ def parse_object(text: str) -> dict[str, Any]:
     if data is None:
         return {}
     if not isinstance(data, dict):
-        raise _not_an_object(f"must be a JSON object (got {_shown(data)})")
+        raise _not_an_object(f"must be a JSON object (got {_kind(data)})")
     return data
 
 
@@ -349,6 +351,21 @@ def decode_texts(data: dict[str, Any], paths: Iterable[Iterable[Any]]) -> dict[s
 
 def _join(path: Iterable[Any]) -> str:
     return ".".join(str(part) for part in path)
+
+
+def _kind(value: Any) -> str:
+    """What an argument is, in JSON's words. Its value is not repeated: errors are logged, and it may be a secret."""
+    return next((name for kind, name in _KINDS if isinstance(value, kind)), "null" if value is None else type(value).__name__)
+
+
+_KINDS: tuple[tuple[Any, str], ...] = (
+    (bool, "boolean"),
+    (str, "string"),
+    (int, "integer"),
+    (float, "number"),
+    (Mapping, "object"),
+    (Sequence, "array"),
+)
 
 
 def _shown(value: Any) -> str:
