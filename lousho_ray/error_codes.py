@@ -94,7 +94,7 @@ CODE_GROUPS: dict[str, dict[str, ErrorCode]] = {
             "Use a provider and model that run this hosted tool, as named in the message, or leave the tool out.",
         ),
         "LOUSHO_UNSUPPORTED_CONTENT": ErrorCode(
-            "LoushoError",
+            "ConfigurationError",
             "A message has a part that the provider cannot carry; no request was made.",
             ('Use a model that accepts this kind of content, or pass unsupported_files="note" to send a text note in its place.'),
         ),
