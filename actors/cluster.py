@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 import threading
 import time
 from collections.abc import Awaitable
@@ -29,6 +30,8 @@ T = TypeVar("T")
 
 NAMESPACE = "lousho"
 """All our actors live in one namespace, whatever the driver's own is: independent jobs find the same limiters and stores."""
+
+CONNECT_TIMEOUT_S = 5.0
 
 CALL_TIMEOUT_S = 60.0
 """The bound of a call that should answer at once; long-polls and turns have bounds of their own."""
@@ -73,16 +76,24 @@ def attach() -> None:
         address = os.environ.get("RAY_ADDRESS", "").strip()
         try:
             if address:
+                _knock(address)
                 ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
             else:
                 ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-        except (ConnectionError, RayError, RuntimeError, ValueError) as error:
+        except (OSError, RayError, RuntimeError, ValueError) as error:
             where = f"the cluster at RAY_ADDRESS={address}" if address else "a local cluster"
             raise ConfigurationError(
                 f"Cannot join {where}: {error}. Start one with `ray start --head`, set RAY_ADDRESS to a running one, "
                 "or use runtime='local'.",
                 field="runtime",
             ) from error
+
+
+def _knock(address: str) -> None:
+    """Raises `OSError` when nobody listens at `host:port`: Ray itself would try for more than a minute."""
+    host, _, port = address.rpartition(":")
+    if host and "//" not in host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S).close()
 
 
 async def attached() -> None:

@@ -8,7 +8,7 @@ import hashlib
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -16,21 +16,28 @@ import ray
 from lousho_ray.actors.cluster import CALL_TIMEOUT_S, ActorLostError, ask, attached, look_up_again
 from lousho_ray.actors.session import POLL_S, SessionKey
 from lousho_ray.actors.shipping import Shipment, Shipper
+from lousho_ray.actors.stream_view import StreamView
 from lousho_ray.cancellation import AbortReason
 from lousho_ray.definition import AgentDefinition
 from lousho_ray.durable import PendingTurn
-from lousho_ray.errors import AgentExecutionError
 from lousho_ray.eventlog import EventLog
-from lousho_ray.events import Event, RunDone
+from lousho_ray.events import Event
 from lousho_ray.handle import RunSource
 from lousho_ray.ids import new_id
-from lousho_ray.loop.emitter import Emitter, Stamp
-from lousho_ray.loop.result import ExecutionResult
+from lousho_ray.loop.result import ExecutionResult, final_text
 from lousho_ray.messages import Message
+from lousho_ray.options import Compaction
 from lousho_ray.ports import Observer
-from lousho_ray.session import Request
+from lousho_ray.session import Request, ResumeRequest, TurnRequest
+from lousho_ray.session_compaction import SessionCompaction
 
 START_TIMEOUT_S = 120.0
+
+RESTART_PAUSES_S = (0.3, 0.6, 1.2, 2.4, 4.8)
+"""Waits for an actor that is being started again: 0.6 s for a process, some seconds more when its node was lost."""
+
+MOST_RECOVERIES = 3
+"""How often a durable turn is resumed after its actor was lost; a turn that kills its actor each time is given up."""
 
 
 class HostedLink:
@@ -76,6 +83,16 @@ class HostedLink:
         count: int = await self._call("clear")
         return count
 
+    async def compact(self, options: Compaction) -> tuple[SessionCompaction, list[Message]]:
+        # The options travel inside the definition: a strategy of one's own is shipped as a hook is.
+        definition = replace(self._definition, compaction=options)
+        key, actor = await self.connect()
+        shipment = await self._services()[0].ship(definition)
+        made: tuple[SessionCompaction, list[Message]] = await self.ask(
+            actor, actor.call.remote(key, shipment, "compact"), timeout_s=None
+        )
+        return made
+
     async def _call(self, method: str, *args: Any) -> Any:
         key, actor = await self.connect()
         return await self.ask(actor, actor.call.remote(key, await self._ship(), method, *args))
@@ -110,12 +127,30 @@ class HostedLink:
         return await self._services()[0].ship(self._definition)
 
     @property
+    def durable(self) -> bool:
+        """Whether the session's turns are checkpointed."""
+        return self._key is not None and "checkpoints" in self._key.parts
+
+    @property
     def what(self) -> str:
         return f"The actor of session '{self._key.session_id}'" if self._key is not None else "A session actor"
 
 
+@dataclass(frozen=True, slots=True)
+class _Home:
+    """Where a turn runs: the actor, and the run's id there. `resumed` says that it goes on from what a lost actor left."""
+
+    actor: Any
+    run_id: str
+    resumed: bool = False
+
+
 class HostedTurn:
-    """A turn that runs in a session actor, as its handle sees it. Events come by long-poll with a cursor."""
+    """A turn that runs in a session actor, as its handle sees it. Events come by long-poll with a cursor.
+
+    When the actor of a durable session dies, the turn is resumed where the session is hosted next, and the handle goes on with
+    that: what was recorded is not done again. The step that was cut off is reported as ended with `error` and begins anew.
+    """
 
     def __init__(self, link: HostedLink, request: Request, observers: Sequence[Observer]) -> None:
         self.run_id = request.run_id
@@ -126,14 +161,17 @@ class HostedTurn:
         self._log: EventLog[Event] | None = EventLog() if observers and request.observed else None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._result: asyncio.Task[ExecutionResult[Any]] | None = None
-        self._seen_done = False
-        self._started: asyncio.Task[Any]
+        self._events = StreamView(request.run_id)
+        self._home: asyncio.Task[_Home]
+        self._recovering = asyncio.Lock()
+        self._moved = asyncio.Event()
+        self._recoveries = 0
 
     def begin(self, after: concurrent.futures.Future[None] | None) -> concurrent.futures.Future[None]:
         """Starts the turn once `after` is done; the future it returns is done when it has. It may be awaited on any event loop."""
         begun: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._started = self._task(self._start(after))
-        self._started.add_done_callback(lambda _: begun.set_result(None))
+        self._home = self._task(self._start(after))
+        self._home.add_done_callback(lambda _: begun.set_result(None))
         self._result = self._task(self._fetch_result())
         if self._observers:
             self._task(self._pump())
@@ -143,7 +181,8 @@ class HostedTurn:
         if self._log is not None:
             events, cursor = await self._log.read(cursor)
             return events, cursor, self._log.at_end(cursor)
-        return await self._read(cursor)
+        events, end = await self._read()
+        return events, cursor + len(events), end
 
     async def result(self) -> ExecutionResult[Any]:
         assert self._result is not None
@@ -157,57 +196,108 @@ class HostedTurn:
 
     def abort(self, reason: object | None) -> None:
         portable = AbortReason.of(reason)
-        self._task(self._control(lambda actor: actor.abort.remote(self.run_id, portable, False)))
+        self._task(self._control(lambda home: home.actor.abort.remote(home.run_id, portable, False)))
 
     def leave(self) -> None:
         if self._result is not None and not self._result.done():
             reason = AbortReason.of("The consumer left the stream.")
-            self._task(self._control(lambda actor: actor.abort.remote(self.run_id, reason, True)))
+            self._task(self._control(lambda home: home.actor.abort.remote(home.run_id, reason, True)))
 
-    async def _start(self, after: concurrent.futures.Future[None] | None) -> Any:
+    async def _start(self, after: concurrent.futures.Future[None] | None) -> _Home:
         if after is not None:
             await asyncio.wait({asyncio.wrap_future(after)})
-        return await self._link.send(self._request)
+        return _Home(await self._link.send(self._request), self.run_id)
 
     async def _fetch_result(self) -> ExecutionResult[Any]:
-        actor = await asyncio.shield(self._started)
+        home = await asyncio.shield(self._home)
         while True:
             try:
-                over, result = await self._link.ask(actor, actor.result.remote(self.run_id), timeout_s=POLL_S * 3)
+                over, result = await self._link.ask(home.actor, home.actor.result.remote(home.run_id), timeout_s=POLL_S * 3)
             except ActorLostError as error:
-                raise ActorLostError(f"{error.detail} The turn's outcome is unknown: load the session, then send again.") from error
+                home = await self._recover(home, error)
+                continue
+            if over and result is None and home.resumed:
+                result = await self._what_was_saved()
+                if result is None:
+                    home = await self._recover(home, None)
+                    continue
             if over:
                 ended: ExecutionResult[Any] = result
                 return ended
 
-    async def _read(self, cursor: int) -> tuple[list[Event], int, bool]:
-        try:
-            actor = await asyncio.shield(self._started)
-            batch = await ask(actor.read.remote(self.run_id, cursor), self._link.what, timeout_s=POLL_S * 3)
-        except Exception as error:
-            return ([] if self._seen_done else self._failure(error, cursor)), cursor, True
-        events = list(batch.events)
-        self._seen_done = self._seen_done or any(isinstance(event, RunDone) for event in events)
-        if batch.end and not self._seen_done:
-            assert self._result is not None
-            failure = await _error_of(self._result)
-            events += self._failure(failure or AgentExecutionError("The run ended without its last event."), batch.cursor)
-        return events, batch.cursor, batch.end
+    async def _recover(self, lost: _Home, error: ActorLostError | None) -> _Home:
+        """The turn's next home after its actor was lost: where what it left is resumed. Without an error nothing had been left, so
+        that the request itself is sent again."""
+        async with self._recovering:
+            home = await asyncio.shield(self._home)
+            if home is not lost:
+                return home
+            self._recoveries += 1
+            if error is not None and (not self._link.durable or self._recoveries > MOST_RECOVERIES):
+                advice = "resume() the session, or" if self._link.durable else "load the session, then"
+                raise ActorLostError(f"{error.detail} The turn's outcome is unknown: {advice} send again.") from error
+            self._events.cut()
+            run_id = f"{self.run_id}-{self._recoveries}"
+            again: Request = replace(self._request, run_id=run_id)
+            if error is not None:
+                again = ResumeRequest(run_id, self._request.observed, lost=lost.run_id)
+            self._home = self._task(self._resumed(again, resumed=error is not None))
+            self._moved.set()
+            self._moved = asyncio.Event()
+            return await asyncio.shield(self._home)
 
-    def _failure(self, error: BaseException, seq: int) -> list[Event]:
-        """The two events that end a stream whose actor was lost, or whose turn could not start."""
-        failed: list[Event] = []
-        stamp = Stamp(self.run_id)
-        stamp.seq = seq
-        Emitter(stamp, (failed.append,)).fail(error)
-        self._seen_done = True
-        return failed
+    async def _resumed(self, request: Request, *, resumed: bool) -> _Home:
+        for pause_s in RESTART_PAUSES_S:
+            try:
+                return _Home(await self._link.send(request), request.run_id, resumed)
+            except ActorLostError:
+                await asyncio.sleep(pause_s)  # It is being started again.
+        return _Home(await self._link.send(request), request.run_id, resumed)
+
+    async def _what_was_saved(self) -> ExecutionResult[Any] | None:
+        """The result of a turn that had been saved before its actor died, as the transcript tells it; `None` when it had not."""
+        if not isinstance(self._request, TurnRequest):
+            return ExecutionResult(finish_reason="other", run_id=self.run_id)
+        messages, asked = await self._link.load(), list(self._request.input)
+        for start in range(len(messages) - len(asked), -1, -1):
+            if messages[start : start + len(asked)] == asked and len(messages) > start + len(asked):
+                return ExecutionResult(
+                    text=final_text(messages), messages=messages, new_messages=messages[start:], run_id=self.run_id
+                )
+        return None
+
+    async def _read(self) -> tuple[list[Event], bool]:
+        home: _Home | None = None
+        try:
+            home = await asyncio.shield(self._home)
+            call = home.actor.read.remote(home.run_id, self._events.cursor)
+            batch = await ask(call, self._link.what, timeout_s=POLL_S * 3)
+        except ActorLostError as error:
+            try:
+                assert home is not None
+                await self._recover(home, error)
+            except Exception as final:
+                return self._events.failed(final), True
+            return self._events.take((), 0), False
+        except Exception as error:
+            return self._events.failed(error), True
+        events = self._events.take(batch.events, batch.cursor)
+        if not batch.end or self._events.done:
+            return events, batch.end
+        assert self._result is not None
+        if home.resumed and not batch.events:
+            # The resume found nothing left behind: either the turn's result is known by now, or the turn is sent again.
+            await asyncio.wait({self._result, self._task(self._moved.wait())}, return_when=asyncio.FIRST_COMPLETED)
+            if not self._result.done():
+                return events, False
+        failure = await _error_of(self._result)
+        return [*events, *self._events.ended(failure, None if failure is not None else self._result.result())], True
 
     async def _pump(self) -> None:
         """Hands the events to the observers here, where the caller is, and keeps them for the handle's own reader."""
-        cursor, end = 0, False
+        end = False
         while not end:
-            events, cursor, end = await self._read(cursor)
+            events, end = await self._read()
             for event in events:
                 for observer in self._observers:
                     observer(event)
@@ -222,14 +312,14 @@ class HostedTurn:
         return input_id, asyncio.shield(self._task(self._input_applied(input_id, messages, steer)))
 
     async def _input_applied(self, input_id: str, messages: tuple[Message, ...], steer: bool) -> bool:
-        actor = await asyncio.shield(self._started)
-        await ask(actor.add_input.remote(self.run_id, input_id, messages, steer), self._link.what)
-        applied: bool = await ask(actor.applied.remote(self.run_id, input_id), self._link.what, timeout_s=None)
+        home = await asyncio.shield(self._home)
+        await ask(home.actor.add_input.remote(home.run_id, input_id, messages, steer), self._link.what)
+        applied: bool = await ask(home.actor.applied.remote(home.run_id, input_id), self._link.what, timeout_s=None)
         return applied
 
-    async def _control(self, call: Callable[[Any], Awaitable[Any]]) -> None:
-        actor = await asyncio.shield(self._started)
-        await ask(call(actor), self._link.what)
+    async def _control(self, call: Callable[[_Home], Awaitable[Any]]) -> None:
+        home = await asyncio.shield(self._home)
+        await ask(call(home), self._link.what)
 
     def _task(self, coroutine: Any) -> asyncio.Task[Any]:
         """A task of this turn; what it raises belongs to whoever awaits it, and makes no noise when nobody does."""

@@ -1,4 +1,7 @@
-"""Shipping agents: a definition is pickled once, put into the object store once, and rebuilt once in each process that runs it."""
+"""Shipping agents: a definition is pickled once, put into the object store once, and rebuilt once in each process that runs it.
+
+It is pickled by Ray's own cloudpickle, as results are on their way back: a class of `__main__` is then the same class again.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import cloudpickle
 import ray
+from ray import cloudpickle
 
 from lousho_ray.actors.obstacle import find_obstacle
 from lousho_ray.definition import AgentDefinition

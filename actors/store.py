@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import cloudpickle
 import ray
+from ray import cloudpickle
 
 from lousho_ray.actors.calling import ActorCaller
 from lousho_ray.actors.cluster import NAMESPACE, named_actor

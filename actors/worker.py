@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import cloudpickle
 import ray
+from ray import cloudpickle
 
 from lousho_ray.actors.shipping import Shipment, Warehouse
 from lousho_ray.cancellation import AbortReason, AbortSignal
