@@ -10,7 +10,9 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
+
+from lousho_ray.errors import AgentExecutionError
 
 T = TypeVar("T")
 
@@ -119,7 +121,7 @@ class AbortSignal:
             coroutine.close()
             raise Aborted(self._reason)
         loop = asyncio.get_running_loop()
-        task = loop.create_task(coroutine)
+        task = loop.create_task(_contained(coroutine))
         wake = loop.create_future()
 
         def stir(_: object = None) -> None:
@@ -137,10 +139,31 @@ class AbortSignal:
             forget()
         fired = self.reason
         if task.done() and not (fired is not None and task.cancelled()):
-            return task.result()
+            outcome = task.result()
+            return outcome.settle() if isinstance(outcome, _Escaped) else outcome
         await _cancel_and_settle(task, abandon_after_s)
         assert fired is not None
         raise Aborted(fired)
+
+
+@dataclass(frozen=True, slots=True)
+class _Escaped:
+    """What a guarded coroutine raised and asyncio would raise out of the whole event loop, ending every run on it."""
+
+    error: BaseException
+
+    def settle(self) -> NoReturn:
+        """`sys.exit()` in a callback fails its run; Ctrl-C stays what it is."""
+        if isinstance(self.error, SystemExit):
+            raise AgentExecutionError(f"A callback of the run raised SystemExit({self.error.code!r}).") from self.error
+        raise self.error
+
+
+async def _contained(coroutine: Coroutine[Any, Any, T]) -> T | _Escaped:
+    try:
+        return await coroutine
+    except (SystemExit, KeyboardInterrupt) as error:
+        return _Escaped(error)
 
 
 async def _cancel_and_settle(task: asyncio.Task[Any], within_s: float | None) -> None:

@@ -129,12 +129,12 @@ async def run_child(
     )
     try:
         state, deps = await open_with_subagents(definition, child.path, context, child.depth_left, spawner)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         unfollow()
         return ChildOutcome.failed(error)
     try:
         return ChildOutcome.of(await run(state, deps))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return ChildOutcome(error=error, steps=state.steps, usage=state.usage)
     finally:
         unfollow()

@@ -108,7 +108,7 @@ def guarded(listener: Observer) -> Observer:
         nonlocal failed
         try:
             listener(event)
-        except Exception:
+        except (Exception, SystemExit):
             if not failed:
                 failed = True
                 log.exception("An event listener raised on %r; the run goes on. Further failures of it are not logged.", event.type)
