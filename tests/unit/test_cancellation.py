@@ -15,7 +15,7 @@ from lousho_ray.cancellation import Aborted, AbortReason, AbortSignal, CancelTok
 from lousho_ray.create import create_agent
 from lousho_ray.messages import Message
 from lousho_ray.ports import GenerateOptions, GenerateResult, ReasoningChunk, ReasoningEndChunk, TextChunk
-from lousho_ray.stores.memory import MemorySessionStore
+from lousho_ray.stores.memory import MemorySessionStore, memory_store
 from lousho_ray.tools.tool import define_tool
 from lousho_ray.usage import ProviderUsage
 from tests.unit.loop_support import (
@@ -564,3 +564,28 @@ async def test_reasoning_of_an_aborted_call_is_closed_in_the_stream_of_events() 
     run.abort()
     kinds = names(await collect(run))
     assert kinds.count("reasoning.start") == sum(kind.startswith("reasoning.done") for kind in kinds)
+
+
+async def test_a_durable_turn_cancelled_after_any_number_of_loop_turns_is_dropped_whole() -> None:
+    # RUN-D1, SES-19, SES-54
+    for turns in range(400):
+        store = memory_store()
+        session = busy_agent(None).session(id="s", store=store)
+        before = asyncio.all_tasks()
+        sending = asyncio.ensure_future(session.send("First"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        ended_by_itself = sending.done()
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+        assert asyncio.all_tasks() <= before | {sending}, f"tasks left after {turns} turns"
+        assert await session.pending() is None
+        saved = await session.load()
+        check_transcript(saved)
+        assert bool(saved) == ended_by_itself
+        if turns % 7 == 0 or ended_by_itself:
+            assert (await session.send("Second")).text == "Done"
+            check_transcript(session.messages)
+        if ended_by_itself:
+            return
+    raise AssertionError("the run never ended by itself")
