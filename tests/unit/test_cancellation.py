@@ -582,7 +582,7 @@ async def test_a_durable_turn_cancelled_after_any_number_of_loop_turns_is_droppe
         assert await session.pending() is None
         saved = await session.load()
         check_transcript(saved)
-        assert bool(saved) == ended_by_itself
+        assert not saved or saved[-1].text == "Done"  # the whole turn, when the cancellation came after its end
         if turns % 7 == 0 or ended_by_itself:
             assert (await session.send("Second")).text == "Done"
             check_transcript(session.messages)
