@@ -210,9 +210,9 @@ def _from_import(module: str, path: str, changes: dict[str, Any]) -> Tool[..., A
 
 
 def _by_value(module: str) -> bool:
-    cloudpickle = sys.modules.get("cloudpickle")
-    return cloudpickle is not None and any(
-        module == name or module.startswith(f"{name}.") for name in cloudpickle.list_registry_pickle_by_value()
+    picklers = [sys.modules[name] for name in ("cloudpickle", "ray.cloudpickle") if name in sys.modules]
+    return any(
+        module == name or module.startswith(f"{name}.") for pickler in picklers for name in pickler.list_registry_pickle_by_value()
     )
 
 

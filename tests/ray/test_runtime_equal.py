@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
+from ray import cloudpickle
 
 from lousho_ray import (
     Agent,
