@@ -22,6 +22,7 @@ from lousho_ray.events import (
     ReasoningStart,
     TextDelta,
 )
+from lousho_ray.loop.hosted import HostedCalls
 from lousho_ray.loop.state import RunDeps, RunState
 from lousho_ray.messages import Message, ReasoningBlock, ToolCall
 from lousho_ray.ports import (
@@ -33,6 +34,7 @@ from lousho_ray.ports import (
     GenerateOptions,
     GenerateResult,
     HostedToolCall,
+    HostedToolCallChunk,
     HostedToolResultChunk,
     ProviderNotice,
     ReasoningChunk,
@@ -176,8 +178,12 @@ class _ModelCall:
     thoughts: list[str] = field(default_factory=list)
     blocks: list[ReasoningBlock] = field(default_factory=list)
     hosted: list[HostedToolCall] = field(default_factory=list)
+    hosted_events: HostedCalls = field(init=False)
     finish: FinishChunk | None = None
     told: ProviderUsage | None = None
+
+    def __post_init__(self) -> None:
+        self.hosted_events = HostedCalls(self.deps.emitter, self.deps.clock)
 
     async def generate(self, request: GenerateOptions) -> Reply:
         result = await self.deps.provider.generate(request)
@@ -192,6 +198,8 @@ class _ModelCall:
         for block in result.reasoning:
             self._think(block.text)
             self._stop_thinking(block)
+        for hosted in result.hosted_tool_calls:
+            self.hosted_events.end(hosted)
         if result.text:
             self.deps.emitter.emit(TextDelta, text=result.text)
         return Reply(
@@ -248,17 +256,20 @@ class _ModelCall:
             case ToolCallChunk(tool_call=call):
                 self._output()
                 self.calls.append(call)
+            case HostedToolCallChunk(call=hosted):
+                self._output()
+                self.hosted_events.start(hosted)
             case HostedToolResultChunk(call=hosted):
                 self._output()
                 self.hosted.append(hosted)
+                self.hosted_events.end(hosted)
             case FinishChunk():
                 self.finish = chunk
-            case _:
-                pass
 
     def end(self) -> None:
-        """The call is over, one way or the other: reasoning that was under way is, too."""
+        """The call is over, one way or the other: what was under way in it is, too."""
         self._stop_thinking(None)
+        self.hosted_events.abandon()
 
     def _output(self) -> None:
         """Something of the reply is out: from now on a steer waits, and reasoning is over."""

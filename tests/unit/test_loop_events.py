@@ -12,7 +12,16 @@ from lousho_ray.create import create_agent
 from lousho_ray.errors import BudgetExceededError, CompactedLLMProviderError, ConfigurationError, LoushoError, PropagatingToolError
 from lousho_ray.events import Event, RunDone, StepDone
 from lousho_ray.messages import ReasoningBlock
-from lousho_ray.ports import FinishChunk, ReasoningChunk, ReasoningEndChunk, TextChunk
+from lousho_ray.ports import (
+    FinishChunk,
+    GenerateResult,
+    HostedToolCall,
+    HostedToolCallChunk,
+    HostedToolResultChunk,
+    ReasoningChunk,
+    ReasoningEndChunk,
+    TextChunk,
+)
 from lousho_ray.providers.fallback import with_fallback
 from lousho_ray.providers.retry import with_retry
 from lousho_ray.testing.clock import FakeClock
@@ -565,3 +574,47 @@ async def test_leaving_after_the_end_keeps_the_result() -> None:
             if isinstance(event, RunDone):
                 break
     assert (await run.result).finish_reason == "stop"
+
+
+def _hosted(**fields: Any) -> HostedToolCall:
+    return HostedToolCall(**{"id": "h1", "name": "web_search", "args": {"q": "x"}, "result": {"hits": 1}, **fields})
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_calls_that_the_provider_ran_come_before_the_text(streamed: bool) -> None:
+    # EVT-18, RUN-D6
+    call = _hosted()
+    chunks = [HostedToolCallChunk(call), HostedToolResultChunk(call), *say("Found")]
+    whole = PolicyProvider(lambda options: GenerateResult("Found", hosted_tool_calls=(call,)))
+    run = create_agent(provider=ScriptedStream(chunks) if streamed else whole).stream("Hi")
+    events = await collect(run)
+    assert names(events)[2:6] == ["tool.start web_search", "tool.done web_search", "text.delta Found", "text.done Found"]
+    assert [event.to_dict()["executedBy"] for event in events[2:4]] == ["provider", "provider"]
+    assert (events[2].args, events[3].result) == ({"q": "x"}, {"hits": 1})
+    result = await run.result
+    assert (result.steps, result.tool_calls, result.usage.hosted_tool_calls) == (1, [], {"web_search": 1})
+
+
+async def test_a_long_or_failed_result_of_a_hosted_call() -> None:
+    # EVT-18
+    long, failed = _hosted(result="x" * 30_000), _hosted(id="h2", result="no access", is_error=True)
+    provider = PolicyProvider(lambda options: GenerateResult("Found", hosted_tool_calls=(long, failed)))
+    events = await collect(create_agent(provider=provider).stream("Hi"))
+    done = next(event for event in events if event.type == "tool.done")
+    assert done.result.endswith("... [truncated 10002 characters]")
+    error = next(event for event in events if event.type == "tool.error")
+    assert (error.error.name, error.error.message, error.executed_by) == ("HostedToolError", "no access", "provider")
+
+
+async def test_a_hosted_call_that_an_abort_cuts_off_has_an_end() -> None:
+    # EVT-18
+    provider = ScriptedStream([HostedToolCallChunk(_hosted(args=None)), asyncio.Event()])
+    run = create_agent(provider=provider).stream("Hi")
+    await provider.reached(0, 1).wait()
+    run.abort()
+    assert names(await collect(run))[2:] == [
+        "tool.start web_search",
+        "tool.error web_search",
+        "step.done 1 aborted",
+        "run.done aborted",
+    ]
