@@ -36,7 +36,8 @@ class ToolBatch:
         self._calls = tuple(calls)
         self._state = state
         self._deps = deps
-        self._seen = tuple([message for message in state.messages[:-1] if message.role != "system"])
+        asked_at = next(index for index in range(len(state.messages) - 1, -1, -1) if state.messages[index].role == "assistant")
+        self._seen = tuple([message for message in state.messages[:asked_at] if message.role != "system"])
         self._results: list[Message | None] = [None] * len(self._calls)
         self._recorded = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -152,9 +153,22 @@ class ToolBatch:
                 self._finish(index, call, value, started, replaced_by=hook)
             case Ask():
                 self._ask = verdict
+                await self._tell_of_pause(index, call, verdict)
         self._free_slot()
         await self._checkpoint(index)
         return self._ask is None
+
+    async def _tell_of_pause(self, index: int, call: ToolCall, ask: Ask) -> None:
+        """The post-hooks hear of a pause, too; what they return cannot replace it."""
+        if not self._deps.hooks.around_tools:
+            return
+        ctx = hook_context(call, dict(ask.args), self._state, self._deps)
+        try:
+            await self._deps.abort.guard(self._deps.hooks.post_tool_call(ctx, PostToolOutcome(requires_approval=True)))
+        except Aborted:
+            pass  # The batch settles the call like any other that an abort met before it ran.
+        except Exception as error:
+            self._fatal[index] = error
 
     async def _begin(self, call: ToolCall) -> None:
         """Writes down that a call with a once-only effect starts, before it does."""

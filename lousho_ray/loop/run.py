@@ -246,10 +246,14 @@ async def _run_tools(state: RunState, deps: RunDeps, reply: Reply, entry: StepUs
 
 
 async def _finish_open_calls(state: RunState, deps: RunDeps) -> StepOutcome:
-    """A transcript that ends in unanswered calls (a resumed turn) has those run first; the model is not asked again for them."""
+    """A transcript that ends in unanswered calls (a resumed turn) has those run first; the model is not asked again for them.
+
+    A call that a person decided on runs by itself, and the ones behind it once its result is in.
+    """
     calls = unanswered_calls(state.messages)
-    if calls:
-        ask = await ToolBatch(calls, state, deps).run()
+    first = 1 if calls and calls[0].id in deps.decisions else 0
+    for batch in (calls[:first], calls[first:]):
+        ask = await ToolBatch(batch, state, deps).run() if batch else None
         if ask is not None:
             return await _pause(state, deps, ask)
     return CONTINUE
