@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from lousho_ray.errors import BudgetExceededError, LoushoError
+from lousho_ray.errors import BudgetExceededError
 from lousho_ray.events import ApprovalResolved, BudgetExceeded
 from lousho_ray.loop.output import Invalid, Valid
 from lousho_ray.loop.result import BudgetBreach, ExecutionResult
@@ -64,6 +64,5 @@ def report_decision(resolved: ResolvedApproval, deps: RunDeps) -> None:
 
 
 def attach_usage(error: BaseException, state: RunState) -> None:
-    """An error raised out of a run tells what the run had spent by then."""
-    if isinstance(error, LoushoError):
-        error.usage = state.usage
+    """An error raised out of a run tells what the run had spent by then, whoever raised it."""
+    error.__dict__["usage"] = state.usage

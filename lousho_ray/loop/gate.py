@@ -6,6 +6,7 @@ Order per call: known tool, arguments, call cap, `pre_tool_call` hooks, the tool
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,11 +16,14 @@ from lousho_ray.errors import ToolArgumentsValidationError, ToolExecutionError
 from lousho_ray.loop.hooks import ToolHookContext
 from lousho_ray.loop.requests import hook_services
 from lousho_ray.loop.state import Ask, Decision, RunDeps, RunState
-from lousho_ray.messages import ToolCall
+from lousho_ray.messages import Message, ToolCall
 from lousho_ray.ports import Approval, ToolContext
 from lousho_ray.tools.registry import AnyTool, find_tool, not_found
 from lousho_ray.tools.results import ErrorResult, error_result
 from lousho_ray.tools.schema import ParsedArguments
+
+NOT_RUN = frozenset({"validation", "denied", "rejected", "sandbox"})
+"""The kinds of errors that say that a call was refused before its tool ran."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,8 @@ async def pass_gate(
         return Refuse(error_result(call.name, parsed))
     assert parsed is not None
     decision = deps.decisions.get(call.id)
+    if decision is not None and not decision.approved:
+        return Refuse(_turned_down(call, decision))
     if decision is not None and decision.args is not None:
         try:
             parsed = tool.parse_plain(dict(decision.args))
@@ -68,7 +74,7 @@ async def pass_gate(
     if tool.effect == "once" and call.id in state.begun:
         return Refuse(_outcome_unknown(call))
     approved = parsed.plain if decision is None else json.loads(canonical(parsed.plain))
-    if (cap := tool.max_calls_per_run) is not None and sum(record.name == tool.name for record in state.tool_calls) > cap:
+    if (cap := tool.max_calls_per_run) is not None and _calls_before(call, tool, state) >= cap:
         reason = f"Tool '{tool.name}' may be called {cap} time(s) in one run. Use the results you have."
         return Refuse(_denied(call, reason))
     if deps.hooks.around_tools:
@@ -174,10 +180,6 @@ async def _decide_in_code(ask: Ask, tool: AnyTool, parsed: ParsedArguments, deps
 
 def _decided(call: ToolCall, tool: AnyTool, parsed: ParsedArguments, decision: Decision, original: Mapping[str, Any]) -> Verdict:
     """A call that a person decided on: it runs with exactly what was approved."""
-    if decision.expired:
-        return Refuse(_denied(call, "the approval came after it had expired"))
-    if not decision.approved:
-        return Refuse(_rejected(call, decision))
     if canonical(parsed.plain) != canonical(original):
         changed = ToolArgumentsValidationError(
             "The arguments were changed after the call was approved; it was not run.",
@@ -188,6 +190,12 @@ def _decided(call: ToolCall, tool: AnyTool, parsed: ParsedArguments, decision: D
     return Run(tool, parsed, Approval(note=decision.note, by=decision.by))
 
 
+def _turned_down(call: ToolCall, decision: Decision) -> ErrorResult:
+    if decision.expired:
+        return _denied(call, "the approval came after it had expired")
+    return _rejected(call, decision)
+
+
 def _rejected(call: ToolCall, decision: Decision) -> ErrorResult:
     note = f" {decision.note}" if decision.note else ""
     return error_result(call.name, "rejected", f"A person rejected this call.{note}", note=decision.note)
@@ -196,6 +204,26 @@ def _rejected(call: ToolCall, decision: Decision) -> ErrorResult:
 def canonical(value: Any) -> str:
     """Arguments as JSON with sorted keys: equal arguments are equal texts."""
     return json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
+
+
+def _calls_before(call: ToolCall, tool: AnyTool, state: RunState) -> int:
+    """How many calls of the tool, made before this one in the run, ran or are running: refused ones do not count."""
+    refused = {
+        message.tool_call_id
+        for message in (*state.messages, *state.settled.values())
+        if message.is_error and message.tool_name == tool.name and _kind_of(message) in NOT_RUN
+    }
+    before = itertools.takewhile(lambda record: record.id != call.id, state.tool_calls)
+    return sum(record.name == tool.name and record.id not in refused for record in before)
+
+
+def _kind_of(message: Message) -> str | None:
+    """The kind of an error result; `None` where compaction put a marker in its place."""
+    try:
+        payload = json.loads(message.text)
+    except ValueError:
+        return None
+    return payload.get("kind") if isinstance(payload, dict) else None
 
 
 def _outcome_unknown(call: ToolCall) -> ErrorResult:

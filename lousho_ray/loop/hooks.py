@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -52,6 +52,11 @@ class HookContext:
     next_request: Callable[[], GenerateOptions] | None = field(default=None, repr=False)
     emit: Callable[..., None] | None = field(default=None, repr=False)
     side_call: SideCall | None = field(default=None, repr=False)
+
+    @property
+    def agent_id(self) -> str:
+        """The agent as stored records name it: by its name."""
+        return self.agent_name
 
     async def generate(self, provider: LLMProvider, request: GenerateOptions, purpose: str) -> GenerateResult:
         """Makes a side model call, which counts in the run's usage and limits under `purpose` and passes its rate limits.
@@ -122,10 +127,10 @@ class HookChain:
             outcome = await _call(name, method, ctx)
             if outcome is None:
                 pass
-            elif not isinstance(outcome, Mapping) or len(outcome) != 1 or next(iter(outcome)) not in ("deny", "result", "input"):
+            elif not _is_pre_outcome(outcome):
                 raise ConfigurationError(
                     f"Hook {name!r} returned {outcome!r} from pre_tool_call; it may return None, {{'deny': reason}}, "
-                    "{'result': value} or {'input': args}.",
+                    "{'result': value} or {'input': args}, where args is a dict.",
                     field="hooks",
                 )
             elif "deny" in outcome:
@@ -143,7 +148,14 @@ class HookChain:
         replaced: str | None = None
         for name, method in self._post_tool:
             answer = await _call(name, method, ctx, outcome)
-            if isinstance(answer, Mapping) and "result" in answer and not outcome.requires_approval:
+            if answer is None:
+                continue
+            if not isinstance(answer, Mapping) or set(answer) != {"result"}:
+                raise ConfigurationError(
+                    f"Hook {name!r} returned {answer!r} from post_tool_call; it may return None or {{'result': value}}.",
+                    field="hooks",
+                )
+            if not outcome.requires_approval:
                 outcome, replaced = PostToolOutcome(result=answer["result"]), name
         return outcome, replaced
 
@@ -156,12 +168,14 @@ class HookChain:
             await _call(name, method, ctx, result)
 
 
-def check_hooks(hooks: Iterable[Any]) -> tuple[Any, ...]:
+def check_hooks(hooks: object) -> tuple[Any, ...]:
     """Validates the `hooks` option.
 
     Raises:
         ConfigurationError: `LOUSHO_CONFIG_INVALID`, for an object without a name or without any hook method.
     """
+    if not isinstance(hooks, Sequence) or isinstance(hooks, str):
+        raise ConfigurationError(f"hooks must be a list of hooks, not {type(hooks).__name__}.", field="hooks")
     checked = tuple(hooks)
     for index, hook in enumerate(checked):
         if not getattr(hook, "name", None):
@@ -169,6 +183,12 @@ def check_hooks(hooks: Iterable[Any]) -> tuple[Any, ...]:
         if not any(callable(getattr(hook, method, None)) for method in METHODS):
             raise ConfigurationError(f"Hook {hook.name!r} has none of the methods {', '.join(METHODS)}.", field="hooks")
     return checked
+
+
+def _is_pre_outcome(outcome: Any) -> bool:
+    if not isinstance(outcome, Mapping) or len(outcome) != 1:
+        return False
+    return "deny" in outcome or "result" in outcome or isinstance(outcome.get("input"), Mapping)
 
 
 def _having(hooks: Sequence[Any], method: str) -> tuple[tuple[str, Callable[..., Any]], ...]:
