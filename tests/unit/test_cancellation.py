@@ -409,7 +409,7 @@ async def test_send_cancelled_after_any_number_of_loop_turns(observed: bool) -> 
     # RUN-D1, SES-17, SES-18, SES-19, EVT-27
     finished_at: int | None = None
     cancelled_runs = 0
-    for turns in range(400):
+    for turns in range(0, 400, 1 if observed else 3):
         heard: list[Any] = []
         store = CheckedStore()
         agent = busy_agent(heard.append if observed else None)
@@ -435,7 +435,7 @@ async def test_send_cancelled_after_any_number_of_loop_turns(observed: bool) -> 
         if observed and heard:
             assert names(heard).count("run.done stop") + names(heard).count("run.done aborted") == 1
             assert heard[-1].type == "run.done"
-        if turns % 7 == 0 or ended_by_itself:
+        if turns % 9 == 0 or ended_by_itself:
             later = await session.send("Second")
             assert later.ok
             assert later.text == "Done"
@@ -446,7 +446,7 @@ async def test_send_cancelled_after_any_number_of_loop_turns(observed: bool) -> 
         if finished_at is not None:
             break
     assert finished_at is not None, "the run never ended by itself"
-    assert cancelled_runs > 30
+    assert cancelled_runs > 20
     gc.collect()
 
 
@@ -568,7 +568,7 @@ async def test_reasoning_of_an_aborted_call_is_closed_in_the_stream_of_events() 
 
 async def test_a_durable_turn_cancelled_after_any_number_of_loop_turns_is_dropped_whole() -> None:
     # RUN-D1, SES-19, SES-54
-    for turns in range(400):
+    for turns in range(0, 400, 2):
         store = memory_store()
         session = busy_agent(None).session(id="s", store=store)
         before = asyncio.all_tasks()
@@ -583,7 +583,7 @@ async def test_a_durable_turn_cancelled_after_any_number_of_loop_turns_is_droppe
         saved = await session.load()
         check_transcript(saved)
         assert not saved or saved[-1].text == "Done"  # the whole turn, when the cancellation came after its end
-        if turns % 7 == 0 or ended_by_itself:
+        if turns % 9 == 0 or ended_by_itself:
             assert (await session.send("Second")).text == "Done"
             check_transcript(session.messages)
         if ended_by_itself:

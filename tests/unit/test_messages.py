@@ -113,7 +113,7 @@ _plain = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(_plain)
 def test_bytes_round_trip_and_a_users_own_marks_too(value: Any) -> None:
     assert decode_bytes(json.loads(json.dumps(encode_bytes(value)))) == value
@@ -168,7 +168,7 @@ def _turn(number: int, calls: int, answered: int) -> list[Message]:
     return [user(f"u{number}"), calling(*ids), *(answer(call_id) for call_id in ids[:answered])]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 3), max_size=4), st.integers(0, 3), st.integers(0, 3))
 def test_a_transcript_cut_anywhere_at_its_end_becomes_valid(turns: list[int], last: int, answered: int) -> None:
     # SES-17
