@@ -48,6 +48,7 @@ class CreateAgentOptions(TypedDict, total=False):
     session_wait_ms: float
     approval_store: ApprovalStore
     approval_ttl_ms: float
+    ask_question: bool
     on_agent_drift: Literal["warn", "error", "ignore"]
     approve: Callable[[Mapping[str, Any]], Any]
     project_instructions: ProjectInstructionsOptions | Mapping[str, Any] | bool

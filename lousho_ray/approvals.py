@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
 from lousho_ray.durable import approval_not_found
-from lousho_ray.errors import ConfigurationError
-from lousho_ray.handle import AgentRun, settle
+from lousho_ray.errors import AgentDriftError, ConfigurationError, ResumeToolMissingError, ToolArgumentsValidationError
+from lousho_ray.handle import AgentRun, RunSource, settle
 from lousho_ray.ids import new_id
 from lousho_ray.loop.result import ExecutionResult
 from lousho_ray.loop.state import Decision
 from lousho_ray.loop_thread import SYNC_LOOP
 from lousho_ray.messages import decode_bytes
+from lousho_ray.option_checks import check_bool, check_choice
 from lousho_ray.session import DecisionRequest, SessionLink
 
 if TYPE_CHECKING:
     from lousho_ray.ports import ApprovalStore
 
 T = TypeVar("T")
+
+Remember: TypeAlias = Literal["args", "tool"]
+
+LEFT_OPEN = (AgentDriftError, ResumeToolMissingError, ToolArgumentsValidationError)
+"""What refuses a decision before the pause is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +72,7 @@ class Approvals(Generic[T]):
         self._store = store
         self._session = session
         self._made: dict[str, SessionLink] = {}
+        self._watching: set[asyncio.Task[Any]] = set()
 
     def made(self, approval_id: str, link: SessionLink) -> None:
         """A run of this agent object paused."""
@@ -82,7 +90,14 @@ class Approvals(Generic[T]):
         return None if pending is None else PendingApproval.of(pending)
 
     async def resolve(
-        self, id: str, *, approved: bool, note: str | None = None, by: str | None = None, args: Mapping[str, Any] | None = None
+        self,
+        id: str,
+        *,
+        approved: bool,
+        note: str | None = None,
+        by: str | None = None,
+        args: Mapping[str, Any] | None = None,
+        remember: Remember | None = None,
     ) -> ExecutionResult[T]:
         """Decides a pause and continues its run; returns its result, which may be another pause with a new id.
 
@@ -92,24 +107,49 @@ class Approvals(Generic[T]):
             note: Told to the tool (`ctx.approval.note`), or to the model with a rejection.
             by: Who decided.
             args: Edited arguments to run the call with.
+            remember: Lets later calls of this conversation run unasked: those with the same arguments (`"args"`), or all of this
+                tool (`"tool"`).
 
         Raises:
             LoushoError: `LOUSHO_APPROVAL_NOT_FOUND`: unknown or already decided; of two deciders one gets this.
+                `LOUSHO_APPROVAL_ORPHANED`: its turn was dropped.
+            ToolArgumentsValidationError: The tool does not take the edited arguments. Like the two below, it leaves the pause open.
+            AgentDriftError: The agent changed, and `on_agent_drift` is `"error"`.
+            ResumeToolMissingError: The agent no longer has the tool.
         """
-        return await settle(await self._start(id, Decision(_checked(approved), note, by, args), observed=False))
+        link, source = await self._start(id, _decision(approved, note, by, args, remember), observed=False)
+        return await self._settled(id, link, source)
 
     async def answer(self, id: str, answer: str, *, by: str | None = None) -> ExecutionResult[T]:
-        """Answers a question that the agent asked."""
+        """Answers a question that the agent asked.
+
+        Raises:
+            ConfigurationError: An empty answer, or the pause is no question; it stays open.
+        """
+        await self._check_answer(id, answer)
         return await self.resolve(id, approved=True, note=answer, by=by)
 
     async def stream_resolve(
-        self, id: str, *, approved: bool, note: str | None = None, by: str | None = None, args: Mapping[str, Any] | None = None
+        self,
+        id: str,
+        *,
+        approved: bool,
+        note: str | None = None,
+        by: str | None = None,
+        args: Mapping[str, Any] | None = None,
+        remember: Remember | None = None,
     ) -> AgentRun[T]:
         """`resolve()` as a stream of the continuation's events."""
-        return AgentRun(await self._start(id, Decision(_checked(approved), note, by, args), observed=True))
+        link, source = await self._start(id, _decision(approved, note, by, args, remember), observed=True)
+        watch = asyncio.ensure_future(self._settled(id, link, source))
+        self._watching.add(watch)
+        watch.add_done_callback(self._watching.discard)
+        watch.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return AgentRun(source)
 
     async def stream_answer(self, id: str, answer: str, *, by: str | None = None) -> AgentRun[T]:
         """`answer()` as a stream of the continuation's events."""
+        await self._check_answer(id, answer)
         return await self.stream_resolve(id, approved=True, note=answer, by=by)
 
     def resolve_sync(self, id: str, **options: Any) -> ExecutionResult[T]:
@@ -119,17 +159,49 @@ class Approvals(Generic[T]):
         record = await (await self._store()).load(id)
         return None if record is None else record[0]
 
-    async def _start(self, id: str, decision: Decision, *, observed: bool) -> Any:
-        link = self._made.pop(id, None)
+    async def _check_answer(self, id: str, answer: object) -> None:
+        if not isinstance(answer, str) or not answer.strip():
+            raise ConfigurationError("answer must be a text that is not empty.", field="answer")
+        pending = await self.get(id)
+        if pending is not None and pending.kind != "question":
+            raise ConfigurationError(
+                f"Approval '{id}' is no question but a call of tool '{pending.tool_name}'; decide it with resolve().", field="id"
+            )
+
+    async def _settled(self, id: str, link: SessionLink, source: RunSource) -> ExecutionResult[T]:
+        """The result of a continuation. A decision that was refused before it took the pause leaves that in the list."""
+        try:
+            result = await settle(source)
+        except LEFT_OPEN:
+            raise
+        except BaseException:
+            self._made.pop(id, None)
+            raise
+        self._made.pop(id, None)
+        if result.approval_id is not None:
+            self.made(result.approval_id, link)
+        return result
+
+    async def _start(self, id: str, decision: Decision, *, observed: bool) -> tuple[SessionLink, RunSource]:
+        link = self._made.get(id)
         if link is None:
             record = await (await self._store()).load(id)
             if record is None:
                 raise approval_not_found(id)
             link = self._session(record[1].get("session"))
-        return link.start(DecisionRequest(new_id("run_"), id, decision, observed), ())
+        return link, link.start(DecisionRequest(new_id("run_"), id, decision, observed), ())
 
 
-def _checked(approved: object) -> bool:
-    if not isinstance(approved, bool):
-        raise ConfigurationError(f"approved must be True or False; got {approved!r}.", field="approved")
-    return approved
+def _decision(
+    approved: object, note: str | None, by: str | None, args: Mapping[str, Any] | None, remember: Remember | None
+) -> Decision:
+    """The checked decision."""
+    decided = check_bool(approved, "approved")
+    if args is not None and not isinstance(args, Mapping):
+        raise ConfigurationError(f"args must be a dict of the call's arguments, not {type(args).__name__}.", field="args")
+    if remember is not None:
+        check_choice(remember, "remember", ("args", "tool"))
+    for field, value in (("args", args), ("remember", remember)):
+        if value is not None and not decided:
+            raise ConfigurationError(f"{field} is for approved calls; a rejection takes a note.", field=field)
+    return Decision(decided, note, by, None if args is None else dict(args), remember=remember)

@@ -19,6 +19,7 @@ from lousho_ray.limits.limiter import RateLimiter, create_rate_limiter
 from lousho_ray.loop.hooks import check_hooks
 from lousho_ray.loop.output import OutputContract
 from lousho_ray.option_checks import (
+    check_bool,
     check_callable,
     check_choice,
     check_positive_int,
@@ -38,6 +39,7 @@ from lousho_ray.options import (
 from lousho_ray.ports import LLMProvider
 from lousho_ray.project_instructions import load_project_instructions
 from lousho_ray.stores.parts import check_store
+from lousho_ray.tools.question import ask_question_tool
 from lousho_ray.tools.registry import AnyTool, collect_tools
 
 T = TypeVar("T")
@@ -80,6 +82,7 @@ def create_agent(*, output: Any = None, **options: Any) -> Agent[Any]:
             pauses until `agent.approvals.resolve()`.
         approval_store: Where pauses are kept; default the store's part, else memory.
         approval_ttl_ms: How long a pause can be approved; by default it never expires.
+        ask_question: Adds the tool `ask_question`: the run pauses until `agent.approvals.answer()`.
         on_agent_drift: What a saved run that is taken up by a changed agent does: `"warn"` (default), `"error"` or `"ignore"`.
         project_instructions: `True`, or `cwd` and `files`: adds the nearest `AGENTS.md` (or `CLAUDE.md`), read now.
         retry: `max_retries` (2), `backoff`, `timeout_ms`, `idle_timeout_ms`, ...; `False` sends each call once.
@@ -105,7 +108,7 @@ def create_agent(*, output: Any = None, **options: Any) -> Agent[Any]:
         if name not in OPTIONS:
             raise unknown_keyword(name, OPTIONS, "create_agent()")
     given = {name: value for name, value in options.items() if value is not None}
-    tools = _tools(given.get("tools", ()))
+    tools = _tools(given.get("tools", ()), check_bool(given.get("ask_question", False), "ask_question"))
     concurrency = given.get("tool_concurrency", "unbounded")
     definition = AgentDefinition(
         name=check_text(given.get("name", "agent"), "name"),
@@ -240,16 +243,18 @@ def _bare_model(given: Mapping[str, Any]) -> Any:
     return model if "provider" in given or callable(model) else None
 
 
-def _tools(tools: Any) -> Mapping[str, AnyTool] | Callable[[Any], Any]:
+def _tools(tools: Any, ask_question: bool) -> Mapping[str, AnyTool] | Callable[[Any], Any]:
     if (
         callable(tools)
         and not isinstance(tools, Sequence | Mapping)
         and not hasattr(tools, "list")
         and not hasattr(tools, "definition")
     ):
+        if ask_question:
+            raise ConfigurationError("With a tools function, return ask_question_tool() from it.", field="ask_question")
         resolver: Callable[[Any], Any] = tools
         return resolver
-    collected = collect_tools(tools)
+    collected = collect_tools([tools, ask_question_tool()] if ask_question else tools)
     for name in collected:
         if name in RESERVED_TOOL_NAMES:
             raise ConfigurationError(f"The tool name '{name}' is reserved for sub-agents; rename your tool.", field="tools")

@@ -14,7 +14,7 @@ from typing import Any
 
 from lousho_ray.definition import AgentDefinition
 from lousho_ray.durable import StoreParts, approval_not_found, approval_orphaned, check_tools
-from lousho_ray.errors import AgentDriftError, ConfigurationError
+from lousho_ray.errors import AgentDriftError
 from lousho_ray.fingerprint import drift
 from lousho_ray.loop.checkpoint import Recorder, RunFacts, thaw
 from lousho_ray.loop.state import Decision, ResolvedApproval, RunDeps, RunState
@@ -168,12 +168,9 @@ def check_edit(pause: Pause, decision: Decision, deps: RunDeps) -> None:
 
     Raises:
         ToolArgumentsValidationError: `LOUSHO_TOOL_ARGS_INVALID` with every issue.
-        ConfigurationError: Edited arguments for a question or a rejection.
     """
     if decision.args is None:
         return
-    if not decision.approved and not decision.expired:
-        raise ConfigurationError("args are for approved calls; a rejection takes a note.", field="args")
     tool = find_tool(deps.tools, pause.pending["toolName"])
     if tool is not None:
         tool.parse_plain(dict(decision.args))

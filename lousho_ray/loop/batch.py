@@ -20,6 +20,7 @@ from lousho_ray.loop.result import ToolCallRecord
 from lousho_ray.loop.state import Ask, RunDeps, RunState
 from lousho_ray.messages import ContentPart, ImagePart, Message, TextPart, ToolCall, tool_result, user
 from lousho_ray.ports import ToolContext
+from lousho_ray.tools.approval_policies import MARK, approval_mark
 from lousho_ray.tools.execute import call_tool
 from lousho_ray.tools.registry import find_tool
 from lousho_ray.tools.results import ErrorResult, cap_result, encode_result, error_result
@@ -44,6 +45,7 @@ class ToolBatch:
         self._slots = asyncio.Semaphore(deps.tool_concurrency) if deps.tool_concurrency is not None else None
         self._fatal: dict[int, BaseException] = {}
         self._started: dict[int, float] = {}
+        self._approved: dict[str, Run] = {}
         self._ask: Ask | None = None
         self._images: dict[int, tuple[ImagePart, ...]] = {}
         self._cancelled = False
@@ -143,6 +145,8 @@ class ToolBatch:
         match verdict:
             case Run():
                 ctx.approval = verdict.approval
+                if verdict.approval is not None:
+                    self._approved[call.id] = verdict
                 task = asyncio.create_task(self._execute(index, call, verdict, ctx, started), name=f"tool {call.name}")
                 self._tasks.add(task)
                 self._started[index] = started
@@ -277,16 +281,25 @@ class ToolBatch:
             self._deps.emitter.emit(TodoUpdated, todos=shown["todos"], counts=shown["counts"], tool_call_id=call.id)
         if encoded.images:
             self._images[index] = encoded.images
-        text = cap_result(encoded.text, self._deps.max_tool_result_chars)
+        edited = self._edited(call)
+        text = encoded.text if edited is None else encode_result({"editedArguments": edited, "result": encoded.safe}).text
+        text = cap_result(text, self._deps.max_tool_result_chars)
         self._record(index, tool_result(call, text, metadata=self._marks(call, replaced_by)))
 
     def _marks(self, call: ToolCall, replaced_by: str | None) -> dict[str, Any] | None:
         """What the tool message remembers: the hook that supplied its result, and the approval it ran under."""
         marks: dict[str, Any] = {"replacedByHook": replaced_by} if replaced_by else {}
-        decision = self._deps.decisions.get(call.id)
-        if decision is not None:
-            marks["approval"] = {"approved": True, "by": decision.by, "edited": decision.args is not None}
+        run, decision = self._approved.get(call.id), self._deps.decisions.get(call.id)
+        if run is not None:
+            by, remember = (None, None) if decision is None else (decision.by, decision.remember)
+            edited = self._edited(call) is not None
+            marks[MARK] = approval_mark(run.arguments.plain, by=by, edited=edited, remember=remember)
         return marks or None
+
+    def _edited(self, call: ToolCall) -> dict[str, Any] | None:
+        """The arguments that a person changed before the call ran: the model must not take its own for those that counted."""
+        run, decision = self._approved.get(call.id), self._deps.decisions.get(call.id)
+        return run.arguments.plain if run is not None and decision is not None and decision.args is not None else None
 
     def _refuse(self, index: int, call: ToolCall, error: ErrorResult, started: float) -> None:
         payload = error.payload
@@ -301,7 +314,10 @@ class ToolBatch:
             error=ErrorInfo(name=payload["error"], message=payload["message"]),
             duration_ms=self._elapsed_ms(started),
         )
-        self._record(index, tool_result(call, error.text, is_error=True))
+        text, edited = error.text, self._edited(call)
+        if edited is not None:
+            text = encode_result({**payload, "editedArguments": edited}).text
+        self._record(index, tool_result(call, text, is_error=True, metadata=self._marks(call, None)))
 
     def _record(self, index: int, message: Message) -> None:
         self._results[index] = message

@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from lousho_ray.errors import ToolArgumentsValidationError, ToolExecutionError
+from lousho_ray.errors import ConfigurationError, ToolArgumentsValidationError, ToolExecutionError
 from lousho_ray.loop.hooks import ToolHookContext
 from lousho_ray.loop.requests import hook_services
 from lousho_ray.loop.state import Ask, Decision, RunDeps, RunState
 from lousho_ray.messages import Message, ToolCall
 from lousho_ray.ports import Approval, ToolContext
+from lousho_ray.tools.approval_policies import ApprovalContext, canonical, remembered
 from lousho_ray.tools.registry import AnyTool, find_tool, not_found
 from lousho_ray.tools.results import ErrorResult, error_result
 from lousho_ray.tools.schema import ParsedArguments
@@ -65,7 +66,7 @@ async def pass_gate(
     assert parsed is not None
     decision = deps.decisions.get(call.id)
     if decision is not None and not decision.approved:
-        return Refuse(_turned_down(call, decision))
+        return Refuse(_turned_down(call, tool, decision))
     if decision is not None and decision.args is not None:
         try:
             parsed = tool.parse_plain(dict(decision.args))
@@ -84,7 +85,7 @@ async def pass_gate(
         parsed = verdict
     if decision is not None:
         return _decided(call, tool, parsed, decision, approved)
-    return await _ask_tool(call, tool, parsed, ctx, deps)
+    return await _ask_tool(call, tool, parsed, ctx, state, deps)
 
 
 def parse_call(call: ToolCall, tools: Mapping[str, AnyTool]) -> ParsedArguments | ToolArgumentsValidationError | None:
@@ -136,17 +137,19 @@ async def _ask_hooks(
         return Refuse(error_result(call.name, named))
 
 
-async def _ask_tool(call: ToolCall, tool: AnyTool, parsed: ParsedArguments, ctx: ToolContext, deps: RunDeps) -> Verdict:
+async def _ask_tool(
+    call: ToolCall, tool: AnyTool, parsed: ParsedArguments, ctx: ToolContext, state: RunState, deps: RunDeps
+) -> Verdict:
     """The tool's own `needs_approval`, and the `approve` callback that decides in code."""
     if tool.needs_approval is False or tool.needs_approval is None:
         return Run(tool, parsed)
     try:
-        asked = await _needs_approval(tool, parsed, ctx)
+        asked = await _needs_approval(tool, parsed, ctx, state)
     except Exception as error:
         return Refuse(error_result(call.name, error))
     if isinstance(asked, str):
         return Refuse(_denied(call, asked))
-    if not asked:
+    if not asked or remembered(state.messages, tool.name, parsed.plain):
         return Run(tool, parsed)
     ask = _question(call, tool, parsed)
     if deps.approve is not None:
@@ -157,7 +160,7 @@ async def _ask_tool(call: ToolCall, tool: AnyTool, parsed: ParsedArguments, ctx:
 
 
 def _question(call: ToolCall, tool: AnyTool, parsed: ParsedArguments) -> Ask:
-    if not tool.metadata.get("question"):
+    if not _asks(tool):
         return Ask(call, parsed.plain)
     asked = {"text": parsed.plain.get("question"), "options": parsed.plain.get("options")}
     asked["allowFreeText"] = parsed.plain.get("allow_free_text", True)
@@ -175,7 +178,9 @@ async def _decide_in_code(ask: Ask, tool: AnyTool, parsed: ParsedArguments, deps
         return ask
     if isinstance(decision, str) and decision != "defer":
         return Run(tool, parsed, Approval(note=decision))
-    return Run(tool, parsed, Approval()) if decision is True else Refuse(_rejected(ask.call, Decision(False)))
+    if not isinstance(decision, bool):
+        raise ConfigurationError(f"approve answered {decision!r}; it may answer True, False, a text or 'defer'.", field="approve")
+    return Run(tool, parsed, Approval()) if decision else Refuse(_rejected(ask.call, tool, Decision(False)))
 
 
 def _decided(call: ToolCall, tool: AnyTool, parsed: ParsedArguments, decision: Decision, original: Mapping[str, Any]) -> Verdict:
@@ -190,20 +195,22 @@ def _decided(call: ToolCall, tool: AnyTool, parsed: ParsedArguments, decision: D
     return Run(tool, parsed, Approval(note=decision.note, by=decision.by))
 
 
-def _turned_down(call: ToolCall, decision: Decision) -> ErrorResult:
+def _turned_down(call: ToolCall, tool: AnyTool, decision: Decision) -> ErrorResult:
     if decision.expired:
-        return _denied(call, "the approval came after it had expired")
-    return _rejected(call, decision)
+        late = "the question was not answered in time" if _asks(tool) else "the approval came after it had expired"
+        return _denied(call, late)
+    return _rejected(call, tool, decision)
 
 
-def _rejected(call: ToolCall, decision: Decision) -> ErrorResult:
+def _rejected(call: ToolCall, tool: AnyTool, decision: Decision) -> ErrorResult:
     note = f" {decision.note}" if decision.note else ""
-    return error_result(call.name, "rejected", f"A person rejected this call.{note}", note=decision.note)
+    text = "The user declined to answer." if _asks(tool) else "A person rejected this call."
+    return error_result(call.name, "rejected", f"{text}{note}", note=decision.note)
 
 
-def canonical(value: Any) -> str:
-    """Arguments as JSON with sorted keys: equal arguments are equal texts."""
-    return json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
+def _asks(tool: AnyTool) -> bool:
+    """Whether the tool is a question to a person."""
+    return bool(tool.metadata.get("question"))
 
 
 def _calls_before(call: ToolCall, tool: AnyTool, state: RunState) -> int:
@@ -235,12 +242,12 @@ def _denied(call: ToolCall, reason: str) -> ErrorResult:
     return error_result(call.name, "denied", f"The call was denied: {reason}", reason=reason)
 
 
-async def _needs_approval(tool: AnyTool, parsed: ParsedArguments, ctx: ToolContext) -> bool | str:
+async def _needs_approval(tool: AnyTool, parsed: ParsedArguments, ctx: ToolContext, state: RunState) -> bool | str:
     """True to ask, False to run, or the reason of a deny."""
     rule = tool.needs_approval
     if callable(rule):
         takes_context = len(inspect.signature(rule).parameters) > 1
-        rule = rule(parsed.value, ctx) if takes_context else rule(parsed.value)
+        rule = rule(parsed.value, _approval_context(tool, parsed, ctx, state)) if takes_context else rule(parsed.value)
         if inspect.isawaitable(rule):
             rule = await rule
     if rule is True or rule == "ask":
@@ -255,4 +262,17 @@ async def _needs_approval(tool: AnyTool, parsed: ParsedArguments, ctx: ToolConte
         f"needs_approval of tool '{tool.name}' answered {rule!r}; it may answer True, False, 'ask', 'approve', 'deny' "
         "or {'deny': reason}",
         tool_name=tool.name,
+    )
+
+
+def _approval_context(tool: AnyTool, parsed: ParsedArguments, ctx: ToolContext, state: RunState) -> ApprovalContext:
+    return ApprovalContext(
+        tool_call_id=ctx.tool_call_id,
+        messages=tuple(message for message in state.messages if message.role != "system"),
+        session_id=ctx.session_id,
+        principal=ctx.principal,
+        metadata=ctx.metadata,
+        abort_signal=ctx.abort_signal,
+        tool_name=tool.name,
+        args=parsed.plain,
     )
