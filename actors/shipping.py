@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray import cloudpickle
+from ray.cloudpickle import cloudpickle
 
 from lousho_ray.actors.obstacle import find_obstacle
 from lousho_ray.definition import AgentDefinition

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray import cloudpickle
+from ray.cloudpickle import cloudpickle
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from lousho_ray.actors.calling import ActorCaller
 from lousho_ray.actors.cluster import NAMESPACE, named_actor
@@ -58,7 +59,7 @@ class StoreReference:
             "max_task_retries": 0,
             "max_concurrency": 10_000,
             # The file is on this node's disk: the actor must come back here and nowhere else.
-            "scheduling_strategy": ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False),
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
         }
         if self.detached:
             options["lifetime"] = "detached"

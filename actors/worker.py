@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
-from ray import cloudpickle
+from ray.cloudpickle import cloudpickle
 
 from lousho_ray.actors.shipping import Shipment, Warehouse
 from lousho_ray.cancellation import AbortReason, AbortSignal

@@ -32,7 +32,7 @@ def run_script(
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=100,
         check=False,
     )
 
@@ -213,6 +213,7 @@ if __name__ == "__main__":
 '''
 
 
+@pytest.mark.timeout(150)
 def test_a_plain_script_needs_no_care_and_makes_no_noise(tmp_path: Path) -> None:
     # DEC-R1, DEC-R5, SES-11
     done = run_script(tmp_path, PLAIN_SCRIPT)
