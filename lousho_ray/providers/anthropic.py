@@ -16,7 +16,7 @@ from lousho_ray.ports import Chunk, FinishChunk, GenerateOptions, GenerateResult
 from lousho_ray.providers.anthropic_parts import FileRule
 from lousho_ray.providers.anthropic_reply import ReplyReader, add_usage, fold_result
 from lousho_ray.providers.anthropic_wire import MessagesRequest, WireOptions, build_request
-from lousho_ray.providers.base import EventReader, HTTPProvider, import_client
+from lousho_ray.providers.base import EventReader, HTTPProvider, import_client, split_url
 from lousho_ray.providers.failures import MalformedReplyError, TruncatedStreamError, error_body, note_usage
 from lousho_ray.providers.prices import get_model_info
 from lousho_ray.providers.sse import ServerSentEvent, SSEDecoder
@@ -64,11 +64,15 @@ class AnthropicProvider(HTTPProvider):
         anthropic = import_client("anthropic", "anthropic[aiohttp]>=2.14,<3")
         # Headers that the client would take from this process's environment: what is sent was decided where this was made.
         ambient = [line.partition(":")[0].strip() for line in os.environ.get("ANTHROPIC_CUSTOM_HEADERS", "").split("\n")]
+        base_url, query, credentials = split_url(self.base_url or BASE_URL)
+        # Next to an `Authorization` the client leaves the key out by itself.
+        named = {} if credentials is None else {"Authorization": credentials, "X-Api-Key": self.api_key}
         return anthropic.AsyncAnthropic(
             api_key=self.api_key,
-            base_url=self.base_url,
+            base_url=base_url,
             max_retries=0,
-            default_headers={**{name: anthropic.Omit() for name in ambient if name}, **self.headers},
+            default_query=query,
+            default_headers={**{name: anthropic.Omit() for name in ambient if name}, **named, **self.headers},
             http_client=anthropic.DefaultAioHttpClient(),
         )
 

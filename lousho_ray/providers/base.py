@@ -17,7 +17,7 @@ import weakref
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from types import ModuleType
 from typing import Any, ClassVar, Literal, TypeVar
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, unquote, unquote_plus, urlsplit, urlunsplit
 
 from lousho_ray.errors import ConfigurationError, LLMProviderError, MissingDependencyError, OperationTimeoutError, suggest
 from lousho_ray.providers.event_reader import EventReader
@@ -25,7 +25,7 @@ from lousho_ray.providers.failures import scrub
 from lousho_ray.providers.prices import read_table, table_was_read
 from lousho_ray.providers.transcript import split_system
 
-__all__ = ["EventReader", "HTTPProvider", "import_client", "public_url", "split_system", "split_userinfo"]
+__all__ = ["EventReader", "HTTPProvider", "import_client", "public_url", "split_system", "split_url", "split_userinfo"]
 
 T = TypeVar("T")
 
@@ -36,6 +36,8 @@ PROGRESS_TIMEOUT_MS = 600_000
 
 logger = logging.getLogger("lousho_ray.providers")
 http_logger = logging.getLogger("lousho_ray.http")
+CLIENT_LOGS = ("httpx2", "openai._base_client", "anthropic._base_client")
+"""Loggers of the client libraries that tell the URL of every request."""
 
 
 class HTTPProvider:
@@ -180,6 +182,8 @@ class HTTPProvider:
         with self._lock:
             for other in [other for other in self._clients if other.is_closed()]:
                 del self._clients[other]
+            for name in CLIENT_LOGS:
+                logging.getLogger(name).addFilter(_without_url_secrets)
             client = self.new_client()
             closer = self._close_at_end(client, loop)
             self._clients[loop] = (client, closer)
@@ -251,10 +255,13 @@ class HTTPProvider:
         """The texts that must not show in an error: the key, sensitive header values, credentials inside the URL."""
         found = {self.api_key or ""}
         found |= {value for name, value in self.headers.items() if _is_sensitive(name)}
-        found |= {value.split(" ", 1)[-1] for value in found}
         if self.base_url is not None:
             parts = urlsplit(self.base_url)
-            found |= {parts.password or "", *(pair.partition("=")[2] for pair in parts.query.split("&"))}
+            # Without a password the user is the key.
+            found |= {parts.password or parts.username or "", *(pair.partition("=")[2] for pair in parts.query.split("&"))}
+            found.add(split_userinfo(self.base_url)[1] or "")
+        found |= {value.split(" ", 1)[-1] for value in found}
+        found |= {form(value) for value in found for form in (unquote, unquote_plus)}
         return {secret for secret in found if secret}
 
     def scrubbed(self, exc: BaseException) -> BaseException:
@@ -268,7 +275,7 @@ class HTTPProvider:
         """Logs a body at DEBUG of `lousho_ray.http`, keys masked."""
         if http_logger.isEnabledFor(logging.DEBUG):
             text = body if isinstance(body, str) else body.decode("utf-8", "replace")
-            for secret in self.secrets():
+            for secret in sorted(self.secrets(), key=len, reverse=True):  # one may be a part of another
                 text = text.replace(secret, "***")
             http_logger.debug("%s %s: %s", self.name, what, text)
 
@@ -313,6 +320,24 @@ def split_userinfo(url: str) -> tuple[str, str | None]:
         return url, None
     value = base64.b64encode(unquote(userinfo).encode()).decode("ascii")
     return urlunsplit((parts.scheme, host, parts.path, parts.query, parts.fragment)), f"Basic {value}"
+
+
+def split_url(url: str) -> tuple[str, dict[str, str], str | None]:
+    """A base URL without query and user info, the parameters of its query, and the `Authorization` that its user info means."""
+    plain, credentials = split_userinfo(url)
+    plain, _, query = plain.partition("?")
+    return plain, dict(parse_qsl(query, keep_blank_values=True)), credentials
+
+
+def _without_url_secrets(record: logging.LogRecord) -> bool:
+    """A filter that takes the query and the user info, where gateways want their keys, out of logged URLs.
+
+    Tracebacks, whose errors name the URL, are left out: the error itself reaches the caller, masked.
+    """
+    record.exc_info = None
+    if isinstance(record.args, tuple):
+        record.args = tuple(public_url(str(arg)) if type(arg).__name__ == "URL" else arg for arg in record.args)
+    return True
 
 
 def _is_http_url(url: Any) -> bool:

@@ -296,12 +296,24 @@ def scrub(exc: BaseException, secrets: Iterable[str]) -> None:
     wanted = sorted({secret for secret in secrets if len(secret) >= 4}, key=len, reverse=True)
     if not wanted:
         return
-    for error in _chain(exc):
+    for error in _linked(exc):
         error.args = tuple(_without(value, wanted) for value in error.args)
         for name in ("message", "detail", "body", "_message"):
             value = error.__dict__.get(name)
             if value is not None:
                 error.__dict__[name] = _without(value, wanted)
+
+
+def _linked(exc: BaseException) -> list[BaseException]:
+    """The exception and everything that hangs on it, also the contexts that a traceback does not show."""
+    found: list[BaseException] = []
+    waiting: list[BaseException | None] = [exc]
+    while waiting:
+        error = waiting.pop()
+        if error is not None and all(error is not known for known in found):
+            found.append(error)
+            waiting += (error.__cause__, error.__context__)
+    return found
 
 
 def _without(value: Any, secrets: list[str]) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from lousho_ray.ports import Chunk, GenerateOptions, GenerateResult
-from lousho_ray.providers.base import EventReader, HTTPProvider, import_client
+from lousho_ray.providers.base import EventReader, HTTPProvider, import_client, split_url
 from lousho_ray.providers.failures import MalformedReplyError, ProviderReplyError, TruncatedStreamError, error_body
 from lousho_ray.providers.ollama_wire import LineDecoder, ReplyReader, chat_request, fold_result
 from lousho_ray.providers.server_words import error_object, server_words
@@ -51,16 +51,19 @@ class OllamaProvider(HTTPProvider):
 
     @property
     def api_url(self) -> str:
-        """What the paths of the API are added to."""
-        url = str(self.base_url).removesuffix("/")
+        """What the paths of the API are added to, without query and user info."""
+        url = split_url(str(self.base_url))[0].removesuffix("/")
         return url if urlsplit(url).path else f"{url}/api"
 
     def new_client(self) -> Any:
         httpx2 = import_client("httpx2", "httpx2")
         connect = None if self.connect_timeout_ms is None else self.connect_timeout_ms / 1000
-        key = {"authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        _, query, credentials = split_url(str(self.base_url))
+        authorization = f"Bearer {self.api_key}" if self.api_key else credentials
+        key = {} if authorization is None else {"authorization": authorization}
         return httpx2.AsyncClient(
             headers={"content-type": "application/json", **key, **self.headers},
+            params=query,
             timeout=httpx2.Timeout(None, connect=connect),
             limits=httpx2.Limits(max_connections=1000, max_keepalive_connections=100),
         )

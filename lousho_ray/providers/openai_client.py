@@ -12,7 +12,6 @@ import os
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
-from urllib.parse import parse_qsl
 
 from lousho_ray.errors import ConfigurationError
 from lousho_ray.ports import (
@@ -26,7 +25,7 @@ from lousho_ray.ports import (
     TextChunk,
     ToolCallChunk,
 )
-from lousho_ray.providers.base import EventReader, HTTPProvider, import_client, split_userinfo
+from lousho_ray.providers.base import EventReader, HTTPProvider, import_client, split_url, split_userinfo
 from lousho_ray.providers.failures import MalformedReplyError, note_usage
 from lousho_ray.providers.server_words import server_words
 from lousho_ray.providers.sse import ServerSentEvent, SSEDecoder
@@ -75,15 +74,15 @@ class OpenAIClientProvider(HTTPProvider):
         # What the client would take from this process's environment is taken back: what a provider sends is decided where it
         # was made, and one vendor's account data never goes to another.
         headers: dict[str, Any] = {name: openai.Omit() for name in (*ambient_headers(), "OpenAI-Organization", "OpenAI-Project")}
-        base_url, credentials = split_userinfo(self.base_url or "")
+        base_url, query, credentials = split_url(self.base_url or "")
         if self.api_key:
             headers["Authorization"] = f"Bearer {self.api_key}"
         elif credentials is not None:
             headers["Authorization"] = credentials
         return openai.AsyncOpenAI(
             api_key=self.api_key or "none",
-            base_url=base_url.partition("?")[0],
-            default_query=dict(parse_qsl(base_url.partition("?")[2], keep_blank_values=True)),
+            base_url=base_url,
+            default_query=query,
             max_retries=0,
             timeout=self._timeout(),
             default_headers={**headers, **self.headers},
