@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -37,8 +36,8 @@ def with_rate_limit(
 
     Args:
         provider: Any provider. Outside `with_retry` a call and its retries are one admission, inside each try is one.
-        limits: `requests_per_minute`, `tokens_per_minute`, `max_concurrent`; or a limiter that others use too; or several,
-            which are entered in order: innermost first.
+        limits: `requests_per_minute`, `tokens_per_minute`, `max_concurrent`; or a limiter that others use too; or several, all
+            of which must admit a call.
         estimator: Counts text in place of the built-in estimate.
         clock: Measures the wait, and is the time of a limiter made here.
 
@@ -69,7 +68,7 @@ def _limiter_of(limits: Any, clock: Clock) -> Limiter:
 
 
 class RateLimitedProvider(ProviderWrapper):
-    """Made by `with_rate_limit`. `limiters` are entered in order."""
+    """Made by `with_rate_limit`. A call enters all of `limiters`, in the order of their keys."""
 
     def __init__(
         self,
@@ -151,26 +150,16 @@ class _Admission:
         # A task that outlives the call it was started in is inside of it no more.
         self._outer = tuple(call for call in _calls.get() if call.made)
         passed = [one for call in self._outer for one in call.limiters]
-        self.limiters = tuple(one for one in limiters if not any(one is known for known in passed))
+        wanted = [one for one in limiters if not any(one is known for known in passed)]
+        # One order for all calls of all processes: two calls that want the same limiters never wait for each other.
+        self.limiters = tuple(sorted(wanted, key=lambda one: str(getattr(one, "key", ""))))
         self.made = True
         self._held: list[tuple[Limiter, Permit]] = []
 
     async def enter(self, tokens: int) -> None:
-        missing = list(self.limiters)
         try:
-            while missing:
-                limiter = missing.pop(0)
-                held = [id(one) for one, _ in self._held]
-                if _would_deadlock(held, id(limiter)):
-                    missing += [one for one, _ in self._held]
-                    self._give_back()
-                    held = []
-                waits = [(one, id(limiter)) for one in held]
-                _waits.update(waits)
-                try:
-                    self._held.append((limiter, await limiter.acquire(tokens)))
-                finally:
-                    _end_waits(waits)
+            for limiter in self.limiters:
+                self._held.append((limiter, await limiter.acquire(tokens)))
         except BaseException:
             self._give_back()
             raise
@@ -200,28 +189,3 @@ class _Admission:
         for _, permit in held:
             undo = getattr(permit, "undo", permit.release)
             undo()
-
-
-_waits: Counter[tuple[int, int]] = Counter()
-"""Which limiter's slot the calls of this process hold while they wait for which other limiter."""
-
-
-def _end_waits(waits: list[tuple[int, int]]) -> None:
-    _waits.subtract(waits)
-    for pair in waits:
-        if _waits[pair] <= 0:
-            del _waits[pair]
-
-
-def _would_deadlock(held: list[int], wanted: int) -> bool:
-    """Whether those who hold `wanted` wait, directly or through others, for what this call holds: two orders met head-on."""
-    if not held:
-        return False
-    reached, open_ends = {wanted}, [wanted]
-    while open_ends:
-        end = open_ends.pop()
-        for source, target in list(_waits):
-            if source == end and target not in reached:
-                reached.add(target)
-                open_ends.append(target)
-    return any(one in reached for one in held)
