@@ -29,7 +29,6 @@ class RunFacts:
     principal: Any = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     fingerprint: Mapping[str, Any] | None = None
-    run_config: Mapping[str, Any] | None = None
 
 
 def freeze(state: RunState) -> dict[str, Any]:
@@ -54,6 +53,8 @@ def freeze(state: RunState) -> dict[str, Any]:
         data["begun"] = sorted(state.begun)
     if state.last_text:
         data["lastText"] = state.last_text
+    if state.model is not None:
+        data["runConfig"] = {"model": state.model}
     return data
 
 
@@ -78,6 +79,7 @@ def thaw(data: Mapping[str, Any], run_id: str) -> tuple[RunState, list[Message]]
         repair_issues=tuple(data.get("repairIssues", ())),
         settled={call_id: Message.from_dict(message) for call_id, message in data.get("settled", {}).items()},
         begun=set(data.get("begun", ())),
+        model=(data.get("runConfig") or {}).get("model"),
     )
     return state, waiting
 
@@ -171,11 +173,7 @@ class Recorder:
         data |= {"sessionId": self.key, "agentId": facts.agent_id, "metadata": encode_bytes(dict(facts.metadata))}
         if facts.session_id is not None and facts.session_id != self.key:
             data["session"] = facts.session_id
-        for key, value in (
-            ("principal", facts.principal),
-            ("agentFingerprint", facts.fingerprint),
-            ("runConfig", facts.run_config),
-        ):
+        for key, value in (("principal", facts.principal), ("agentFingerprint", facts.fingerprint)):
             if value is not None:
                 data[key] = encode_bytes(value)
         return data

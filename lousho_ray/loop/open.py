@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lousho_ray.cancellation import AbortSignal
+from lousho_ray.cancellation import Aborted, AbortReason, AbortSignal
 from lousho_ray.clock import SYSTEM_CLOCK, Clock
 from lousho_ray.context.compaction import CompactionHook
 from lousho_ray.definition import AgentDefinition
-from lousho_ray.errors import ConfigurationError
+from lousho_ray.errors import ConfigurationError, message_of
 from lousho_ray.loop.budget import Budget, LeadBudget
 from lousho_ray.loop.emitter import Emitter
 from lousho_ray.loop.hooks import HookChain
@@ -20,7 +21,7 @@ from lousho_ray.loop.result import ExecutionResult
 from lousho_ray.loop.state import Decision, Pauses, ResolvedApproval, RunDeps, RunState, StateRecorder
 from lousho_ray.messages import Message, system
 from lousho_ray.options import ModelSettings, merge_settings
-from lousho_ray.ports import Ledger, Limiter, LLMProvider, Reasoning
+from lousho_ray.ports import GenerateOptions, GenerateResult, Ledger, Limiter, LLMProvider, Reasoning
 from lousho_ray.providers.limited import with_rate_limit
 from lousho_ray.providers.wrapper import can_stream
 from lousho_ray.tools.registry import AnyTool, ToolRegistry, collect_tools
@@ -101,20 +102,24 @@ async def open_run(
     Raises:
         ConfigurationError: `LOUSHO_CONFIG_RESOLVER_FAILED` when a function-valued option raised, with `field` naming it.
     """
-    who = ResolverContext(context.input, context.session_id, context.call.metadata, context.call.principal)
-    instructions = await _resolve("instructions", definition.instructions, who)
+    state = context.resume
+    started_with = context.input if state is None else input_of(state)
+    who = ResolverContext(started_with, context.session_id, context.call.metadata, context.call.principal)
+    instructions = await _resolve("instructions", definition.instructions, who, context.abort, "")
     if not isinstance(instructions, str):
         raise _wrong("instructions", instructions, "a str")
-    tools = await _tools(definition, who, extra_tools or {})
-    provider, model = await _provider(definition, who)
+    tools = await _tools(definition, who, extra_tools or {}, context.abort)
+    chosen = await _model(definition, who, None if state is None else state.model, context.abort)
+    provider, model = _provider(definition, chosen, context.abort)
     limiters = _limiters(definition, context)
     if limiters:
         provider = with_rate_limit(provider, limiters)
     output_block = _output_block(definition, provider, model)
     prompt = "\n\n".join(part for part in (instructions, definition.project_block, *system_blocks, output_block) if part)
-    state = context.resume
     if state is None:
         state = RunState(context.run_id, [system(prompt), *context.history, *context.input], opened_at=1 + len(context.history))
+    if callable(definition.model):
+        state.model = chosen
     call = context.call
     deps = RunDeps(
         agent_name=definition.name,
@@ -160,6 +165,11 @@ async def open_run(
     return state, deps
 
 
+def input_of(state: RunState) -> tuple[Message, ...]:
+    """The input that a run began with: its first messages, up to the first that is not the caller's."""
+    return tuple(itertools.takewhile(lambda message: message.role == "user", state.messages[state.opened_at :]))
+
+
 def _compaction(definition: AgentDefinition) -> tuple[CompactionHook, ...]:
     """The compaction hook comes last, so that it sees what the others added."""
     return () if definition.compaction is None else (CompactionHook(definition.compaction),)
@@ -173,9 +183,11 @@ def allowed_steps(definition: AgentDefinition, per_call: int | None) -> int:
     return 10 if definition.limits.max_steps is None else definition.limits.max_steps + 1
 
 
-async def _tools(definition: AgentDefinition, who: ResolverContext, extra: Mapping[str, AnyTool]) -> dict[str, AnyTool]:
+async def _tools(
+    definition: AgentDefinition, who: ResolverContext, extra: Mapping[str, AnyTool], abort: AbortSignal
+) -> dict[str, AnyTool]:
     if callable(definition.tools):
-        found = await _resolve("tools", definition.tools, who)
+        found = await _resolve("tools", definition.tools, who, abort, ())
         if not isinstance(found, Sequence | Mapping | ToolRegistry) or isinstance(found, str):
             raise _wrong("tools", found, "a list or mapping of tools")
         tools = collect_tools(found)
@@ -188,30 +200,59 @@ async def _tools(definition: AgentDefinition, who: ResolverContext, extra: Mappi
     return tools
 
 
-async def _provider(definition: AgentDefinition, who: ResolverContext) -> tuple[LLMProvider, str | None]:
-    model = await _resolve("model", definition.model, who)
+async def _model(definition: AgentDefinition, who: ResolverContext, saved: str | None, abort: AbortSignal) -> str | None:
+    """The agent's model, or what its function says; a run that goes on keeps the one it began with."""
+    if saved is not None and callable(definition.model):
+        return saved
+    model = await _resolve("model", definition.model, who, abort, None)
     if model is not None and not isinstance(model, str):
         raise _wrong("model", model, "a str")
+    return model
+
+
+class _Unreached:
+    """The provider of a run that was aborted before its model was known: it ends before it calls one."""
+
+    name = "none"
+    default_model: str | None = None
+
+    async def generate(self, options: GenerateOptions, /) -> GenerateResult:
+        raise Aborted(AbortReason.of(None))
+
+
+def _provider(definition: AgentDefinition, model: str | None, abort: AbortSignal) -> tuple[LLMProvider, str | None]:
+    """The provider of a run and the bare id of its model; `None` for the provider's own."""
     if definition.provider is not None:
         return definition.provider, model
     assert definition.provider_for is not None
+    if not model and abort.aborted:
+        return _Unreached(), None
     if not model:
         raise _wrong("model", model, "a 'provider/model' str")
     return definition.provider_for(model), None
 
 
-async def _resolve(name: str, option: Any, who: ResolverContext) -> Any:
+async def _resolve(name: str, option: Any, who: ResolverContext, abort: AbortSignal, instead: Any) -> Any:
+    """The option's value. An abort ends the wait for it: the run then opens with `instead`, and ends before it uses it."""
     if not callable(option):
         return option
+    if abort.aborted:
+        return instead
     try:
         value = option(who)
-        return await value if inspect.isawaitable(value) else value
-    except Exception as error:
+        return await abort.guard(_awaited(value)) if inspect.isawaitable(value) else value
+    except Aborted:
+        return instead
+    except (Exception, SystemExit) as error:
         raise ConfigurationError(
-            f"The function given as {name}= raised {type(error).__name__}: {error}",
+            f"The function given as {name}= raised {type(error).__name__}: {message_of(error)}",
             code="LOUSHO_CONFIG_RESOLVER_FAILED",
             field=name,
         ) from error
+
+
+async def _awaited(value: Awaitable[Any]) -> Any:
+    return await value
 
 
 def _wrong(name: str, value: Any, wanted: str) -> ConfigurationError:

@@ -28,7 +28,7 @@ class RunState:
 
     `opened_at` is the index of the first message that this run added (its input). `repair_issues` are those of a final reply that
     was sent back for its one repair. `settled` holds results that are in before an earlier call's, by call id; `begun` the ids of
-    calls with a once-only effect that were started.
+    calls with a once-only effect that were started. `model` is what a function-valued `model` said when the run began.
     """
 
     run_id: str
@@ -44,6 +44,7 @@ class RunState:
     repair_issues: tuple[Mapping[str, str], ...] = ()
     settled: dict[str, Message] = field(default_factory=dict)
     begun: set[str] = field(default_factory=set)
+    model: str | None = None
 
 
 @dataclass(slots=True)

@@ -1,0 +1,318 @@
+"""How the options of an agent and of a call work together, and what becomes of them when a run goes on later."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from lousho_ray.agent_options import CreateAgentOptions
+from lousho_ray.create import create_agent
+from lousho_ray.errors import ConfigurationError
+from lousho_ray.messages import ToolCall, user
+from lousho_ray.ports import GenerateOptions, GenerateResult
+from lousho_ray.providers.anthropic_wire import build_request
+from lousho_ray.providers.mock import MockProvider
+from lousho_ray.stores.memory import InMemoryApprovalStore, MemorySessionStore, memory_store
+from lousho_ray.testing.mock_model import mock_model
+from lousho_ray.tools.tool import define_tool
+from tests.unit.loop_support import PolicyProvider, agent_of, calls, plain, results, shape
+
+TASK = ("task", {"agent": "w", "prompt": "Dig", "description": "d"})
+
+
+def pay(**options: Any) -> Any:
+    return define_tool(name="pay", description="Pays.", execute=lambda args: "paid", needs_approval=True, **options)
+
+
+# -------------------------------------------------------------------------------------------------------------- shared options
+
+
+async def test_shared_options_are_a_dict_and_later_keys_win() -> None:
+    # CA-07
+    model = mock_model(["Done"])
+    shared: CreateAgentOptions = {"provider": model, "instructions": "Be brief.", "max_steps": 3}
+    overrides: CreateAgentOptions = {"instructions": "Be long.", "model_settings": {"seed": 1}}
+    agent = create_agent(**{**shared, **overrides})
+    await agent.send("Hi")
+    assert model.calls[0].messages[0].text == "Be long."
+    assert agent.definition.max_steps == 3
+
+
+def test_the_checks_run_on_the_merged_options() -> None:
+    # CA-07
+    shared: CreateAgentOptions = {"provider": MockProvider(), "instructions": "a", "model": "m"}
+    with pytest.raises(ConfigurationError) as caught:
+        create_agent(**{**shared, "prompt": "b"})
+    assert caught.value.code == "LOUSHO_CONFIG_CONFLICTING_OPTIONS"
+
+
+def test_every_keyword_of_the_typed_dict_is_one_of_create_agent() -> None:
+    # CA-07, CA-04
+    for name in CreateAgentOptions.__annotations__:
+        create_agent(**{name: None, "provider": MockProvider()})
+
+
+# ------------------------------------------------------------------------------------------------------------------ one by one
+
+
+@pytest.mark.parametrize("name", ["Ann's bot", "研究", "a/b c.d", "x" * 300])
+async def test_a_name_may_hold_any_characters(name: str) -> None:
+    # CA-D7
+    assert (await agent_of("Done", name=name).send("Hi")).agent_name == name
+
+
+def test_the_default_model_of_anthropic_is_the_documented_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    # CA-D5
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "k")
+    assert create_agent().definition.provider.default_model == "claude-sonnet-4-5"  # type: ignore[union-attr]
+
+
+def test_a_value_that_one_provider_refuses_is_neither_clamped_nor_checked_before() -> None:
+    # CA-31, CA-D8
+    settings = {"temperature": 1.7, "stop": ("a", "b", "c", "d", "e")}
+    create_agent(provider=MockProvider(), model_settings=settings)
+    request = build_request(GenerateOptions([user("Hi")], settings=settings), "claude-3-5-haiku-latest", lambda key, text: None)
+    body = json.loads(request.encode())
+    assert (body["temperature"], body["stop_sequences"]) == (1.7, ["a", "b", "c", "d", "e"])
+
+
+async def test_the_smaller_of_both_step_limits_wins() -> None:
+    # CA-23
+    for option, limit, wanted in ((2, 5, 2), (5, 2, 2)):
+        agent = create_agent(
+            provider=mock_model([calls("a")], "repeat-last"),
+            tools=[plain("a")],
+            max_steps=option,
+            limits={"max_steps": limit},
+        )
+        assert (await agent.send("Go")).steps == wanted
+
+
+async def test_listening_makes_send_stream_its_model_calls() -> None:
+    # CA-23, EVT-12
+    deltas: list[str] = []
+    agent = agent_of("One two", on_event=lambda event: deltas.append(event.text) if event.type == "text.delta" else None)
+    await agent.send("Hi")
+    assert deltas == ["One ", "two"]
+
+
+async def test_a_subagent_uses_its_own_settings_and_a_side_call_nobodys() -> None:
+    # CA-32
+    summary = mock_model(["Summary"], "repeat-last")
+    child_model = mock_model(["Found"])
+    child = create_agent(provider=child_model, name="w", description="Works.", model_settings={"seed": 2}, reasoning="low")
+    model = mock_model([calls(TASK), "Done"])
+    lead = create_agent(
+        provider=model,
+        subagents={"w": child},
+        model_settings={"seed": 1, "temperature": 0.5},
+        reasoning="high",
+        compaction={"summarizer": summary, "context_window": 300, "threshold_percent": 0.1, "protected_tokens": 1},
+    )
+    await lead.send([user("old " * 400), user("Go")], model_settings={"top_p": 0.1})
+    assert [dict(call.settings) for call in child_model.calls] == [{"seed": 2}]
+    assert [call.reasoning.effort for call in child_model.calls if call.reasoning] == ["low"]
+    assert all(dict(call.settings) == {"seed": 1, "temperature": 0.5, "top_p": 0.1} for call in model.calls)
+    for call in summary.calls:
+        assert not {"seed", "temperature", "top_p"} & set(call.settings)
+        assert call.reasoning is None
+
+
+# ---------------------------------------------------------------------------------------------------------------------- stores
+
+
+async def test_each_part_of_a_store_is_a_default_of_its_own() -> None:
+    # CA-22
+    store, sessions, approvals = memory_store(), MemorySessionStore(), InMemoryApprovalStore()
+
+    def agent(**options: Any) -> Any:
+        return agent_of(calls("pay"), "Done", tools=[pay()], store=store, **options)
+
+    paused = await agent().session("a").send("Go")
+    assert await store.approvals.load(paused.approval_id) is not None
+    assert await store.checkpoints.load("a.turn-0") is not None
+    await agent_of("Done", store=store).session("b", store=sessions).send("Hi")
+    assert await sessions.load("b")
+    assert not await store.sessions.load("b")
+    plain_run = await agent(approval_store=approvals).send("Go")
+    assert await approvals.load(plain_run.approval_id) is not None
+    assert await store.approvals.load(plain_run.approval_id) is None
+
+
+# ------------------------------------------------------------------------------------------------- a run that goes on later
+
+
+async def test_what_a_call_gave_is_gone_when_a_decision_continues_its_run() -> None:
+    # CA-37
+    model = mock_model([calls("pay"), "Done"])
+    agent = create_agent(
+        provider=model, tools=[pay()], instructions="Be brief.", model_settings={"seed": 1}, reasoning="low", max_steps=4
+    )
+    paused = await agent.send("Go", instructions="In French.", model_settings={"seed": 2}, reasoning="high", max_steps=1)
+    assert paused.finish_reason == "awaiting-approval"
+    result = await agent.approvals.resolve(paused.approval_id, approved=True)
+    assert result.ok  # a second step: the call's max_steps=1 is gone
+    first, second = model.calls
+    assert (first.messages[0].text, dict(first.settings)) == ("Be brief.\n\nIn French.", {"seed": 2})
+    assert (second.messages[0].text, dict(second.settings)) == ("Be brief.", {"seed": 1})
+    assert [call.reasoning.effort for call in model.calls if call.reasoning] == ["high", "low"]
+
+
+@pytest.mark.parametrize("durable", [False, True])
+async def test_a_paused_run_keeps_its_model_and_asks_for_tools_again_with_what_it_began_with(durable: bool) -> None:
+    # CA-17, DUR-45
+    asked: list[Any] = []
+    models = iter(["first", "second", "third"])
+
+    def tools(who: Any) -> Any:
+        asked.append((shape(who.input), who.session_id, dict(who.metadata), who.principal))
+        return [pay()]
+
+    store = memory_store() if durable else None
+    model = mock_model([calls("pay"), "Done"])
+    agent = create_agent(provider=model, model=lambda who: next(models), tools=tools, store=store)
+    paused = await agent.session("s").send([user("Go"), user("now")], metadata={"k": 1}, principal="me")
+    await agent.approvals.resolve(paused.approval_id, approved=True)
+    assert [call.model for call in model.calls] == ["first", "first"]
+    assert asked == [(["user:Go", "user:now"], "s", {"k": 1}, "me")] * 2
+
+
+async def test_another_agent_object_keeps_the_model_of_a_paused_run() -> None:
+    # CA-17, DUR-45: as in another process.
+    store = memory_store()
+
+    def agent(turn: Any, chosen: str) -> Any:
+        return create_agent(provider=mock_model([turn]), model=lambda who: chosen, tools=[pay()], store=store)
+
+    first = agent(calls("pay"), "m-1")
+    paused = await first.session("s").send("Go")
+    second = agent("Done", "m-2")
+    await second.approvals.resolve(paused.approval_id, approved=True)
+    assert second.definition.provider.calls[0].model == "m-1"
+
+
+async def test_a_new_turn_asks_for_its_model_again() -> None:
+    # CA-14, CA-17
+    models = iter(["first", "second"])
+    model = mock_model(["One", "Two"])
+    session = create_agent(provider=model, model=lambda who: next(models), store=memory_store()).session("s")
+    await session.send("Hi")
+    await session.send("Hi")
+    assert [call.model for call in model.calls] == ["first", "second"]
+
+
+async def test_a_model_string_of_a_paused_run_is_resolved_again_with_retry_and_fallbacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    # CA-15, CA-17
+    made: list[str] = []
+
+    def build(spec: str, **options: Any) -> Any:
+        made.append(spec)
+        return mock_model([calls("pay")] if len(made) == 1 else [ConnectionError("gone"), "Done"])
+
+    monkeypatch.setattr("lousho_ray.providers.resolve.resolve_provider", build)
+    specs = iter(["mock/a", "mock/b"])
+    retry = {"max_retries": 1, "backoff": {"initial_ms": 0}}
+    agent = create_agent(model=lambda who: next(specs), tools=[pay()], retry=retry)
+    paused = await agent.send("Go")
+    assert (await agent.approvals.resolve(paused.approval_id, approved=True)).text == "Done"
+    assert made == ["mock/a", "mock/a"]
+
+
+# --------------------------------------------------------------------------------------------------------- slips and their advice
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "says"),
+    [
+        ("create_agent", "session_id", "agent.send()"),
+        ("create_agent", "metadata", "agent.send()"),
+        ("create_agent", "principal", "agent.send()"),
+        ("create_agent", "cancel", "agent.send()"),
+        ("create_agent", "turn_policy", "agent.session()"),
+        ("create_agent", "sessionId", "agent.send()"),
+        ("send", "tools", "create_agent()"),
+        ("send", "output", "create_agent()"),
+        ("send", "hooks", "create_agent()"),
+        ("send", "turn_policy", "agent.session()"),
+        ("send", "maxSteps", "max_steps"),
+        ("session", "tools", "create_agent()"),
+        ("session", "metadata", "agent.send()"),
+        ("session", "turnPolicy", "turn_policy"),
+    ],
+)
+async def test_an_option_in_the_wrong_place_says_where_it_belongs(call: str, name: str, says: str) -> None:
+    # CA-04, CA-33, CA-D6
+    agent = agent_of("never")
+    takes: dict[str, Any] = {
+        "create_agent": create_agent,
+        "session": agent.session,
+        "send": lambda **given: agent.stream("Hi", **given),
+    }
+    with pytest.raises(ConfigurationError) as caught:
+        takes[call](**{name: 1})
+    assert caught.value.field == name
+    assert says in caught.value.detail
+    assert "Allowed:" in caught.value.detail
+
+
+async def test_a_wrong_option_of_a_call_is_found_before_the_model_is_asked() -> None:
+    # CA-27, ERR-18
+    provider = PolicyProvider(lambda options: "never")
+    agent = create_agent(provider=provider)
+    for settings in ({"temperature": 3}, {"stop": "END"}, {"maxTokens": 5}, {"max_output_tokens": 5}):
+        with pytest.raises(ConfigurationError) as caught:
+            agent.stream("Hi", model_settings=settings)
+        assert caught.value.field == f"model_settings.{next(iter(settings))}"
+    assert provider.calls == 0
+
+
+# ----------------------------------------------------------------------------------------------------------- what a result holds
+
+
+async def test_a_result_is_ok_only_when_the_model_ended_it_and_says_otherwise_what_to_do() -> None:
+    # LES-09
+    done = await agent_of("Done").send("Hi")
+    assert done.ok
+    assert done.raise_if_incomplete() is done
+    cut = await agent_of({"text": "Do", "finish_reason": "length"}).send("Hi")
+    stopped = await agent_of(calls("a"), tools=[plain("a")], max_steps=1).send("Hi")
+    for result, reason, advice in ((cut, "length", "max_tokens"), (stopped, "max-steps", "max_steps")):
+        assert not result.ok
+        with pytest.raises(Exception, match=reason) as caught:
+            result.raise_if_incomplete()
+        assert advice in str(caught.value)
+
+
+async def test_calls_of_a_result_are_parsed_and_odd_arguments_stay_text() -> None:
+    # LES-14
+    def execute(args: Any) -> Any:
+        return 1
+
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    tool = define_tool(name="t", description="T.", input=schema, execute=execute)
+    odd = GenerateResult("", (ToolCall("c1", "t", '{"n": 1}'), ToolCall("c2", "t", '{"n": ')), "tool_calls")
+    replies = iter([odd, GenerateResult("Done")])
+    result = await create_agent(provider=PolicyProvider(lambda options: next(replies)), tools=[tool]).send("Hi")
+    assert [(call.id, call.name, call.args) for call in result.tool_calls] == [("c1", "t", {"n": 1}), ("c2", "t", '{"n": ')]
+
+
+async def test_new_messages_are_those_of_this_run_and_messages_all() -> None:
+    # LES-15
+    session = agent_of("One", calls("a"), "Two", tools=[plain("a")]).session()
+    first = await session.send("Hi")
+    second = await session.send("Again")
+    assert shape(first.new_messages) == ["user:Hi", "assistant:One"]
+    assert shape(second.new_messages) == ["user:Again", "assistant:+a", "tool:a", "assistant:Two"]
+    assert shape(second.messages)[1:] == [*shape(first.new_messages), *shape(second.new_messages)]
+    assert second.messages[0].role == "system"
+
+
+async def test_new_messages_of_a_continued_run_are_those_of_the_whole_run() -> None:
+    # LES-15
+    agent = agent_of(calls("pay"), "Done", tools=[pay()])
+    paused = await agent.send("Go")
+    result = await agent.approvals.resolve(paused.approval_id, approved=True)
+    assert shape(result.new_messages) == ["user:Go", "assistant:+pay", "tool:pay", "assistant:Done"]
+    assert results(result.messages) == ["paid"]
