@@ -109,11 +109,11 @@ async def step(state: RunState, deps: RunDeps) -> StepOutcome:
             if not isinstance(reply, Reply):
                 return reply
             entry, spend = await _book(state, deps, request, reply)
-        except Aborted:  # while a hook ran
+            if reply.tool_calls:
+                return await _run_tools(state, deps, reply, entry, spend)
+            return await _final_reply(state, deps, reply, entry, spend)
+        except Aborted:  # while a hook or a validator ran
             return _step_done(state, deps, "aborted", _aborted(deps), _booked(state))
-        if reply.tool_calls:
-            return await _run_tools(state, deps, reply, entry, spend)
-        return await _final_reply(state, deps, reply, entry, spend)
 
 
 @contextmanager
@@ -189,7 +189,7 @@ async def _checked(state: RunState, deps: RunDeps, reply: Reply) -> StepOutcome:
     """How a final reply ends the run: with an `output` schema it must match, and gets one repair step when it does not."""
     if deps.output is None or reply.finish_reason in ("content_filter", "length", "error"):
         return Finish(reply.finish_reason, reply.text)
-    checked = await deps.output.check(reply.text, _output_context(state))
+    checked = await deps.abort.guard(deps.output.check(reply.text, _output_context(state)))
     if isinstance(checked, Valid):
         return Finish(reply.finish_reason, reply.text, output=checked)
     if state.repair_issues or state.steps >= deps.max_steps:

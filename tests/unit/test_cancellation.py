@@ -589,3 +589,47 @@ async def test_a_durable_turn_cancelled_after_any_number_of_loop_turns_is_droppe
         if ended_by_itself:
             return
     raise AssertionError("the run never ended by itself")
+
+
+@pytest.mark.parametrize("option", ["instructions", "tools", "model"])
+@pytest.mark.parametrize("session", [False, True])
+async def test_an_abort_ends_the_wait_for_a_function_valued_option(option: str, session: bool) -> None:
+    # RUN-53, RUN-56, RUN-D1
+    waiting, forever = asyncio.Event(), asyncio.Event()
+
+    async def resolve(who: Any) -> Any:
+        waiting.set()
+        await forever.wait()
+
+    options: dict[str, Any] = {option: resolve}
+    if option != "model":
+        options["provider"] = PolicyProvider(lambda request: "never")
+    agent = create_agent(**options)
+    target: Any = agent.session() if session else agent
+    run = target.stream("Hi")
+    await waiting.wait()
+    run.abort("enough")
+    result = await run.result
+    assert (result.finish_reason, result.steps) == ("aborted", 0)
+    assert names(await collect(run)) == ["run.start", "run.done aborted"]
+    waiting.clear()
+    sending = asyncio.ensure_future(target.send("Hi"))
+    await waiting.wait()
+    sending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await sending
+
+
+async def test_an_abort_ends_the_wait_for_a_validator() -> None:
+    # RUN-53
+    waiting, forever = asyncio.Event(), asyncio.Event()
+
+    async def validate(value: Any, ctx: Any) -> None:
+        waiting.set()
+        await forever.wait()
+
+    run = agent_of("5", output=int, output_validate=validate).stream("Hi")
+    await waiting.wait()
+    run.abort("enough")
+    assert (await run.result).finish_reason == "aborted"
+    assert names(await collect(run))[-2:] == ["step.done 1 aborted", "run.done aborted"]

@@ -227,7 +227,8 @@ async def test_sys_exit_in_a_callback_fails_its_run_and_no_other(where: str, how
         "hook": {"hooks": [Hook()]},
     }[where]
     heard: list[Any] = []
-    with pytest.raises(AgentExecutionError, match="SystemExit"):
+    wanted = ConfigurationError if where in ("instructions", "tools") else AgentExecutionError
+    with pytest.raises(wanted, match="SystemExit"):
         await create_agent(**options, on_event=heard.append).send("Hi")
     if where not in ("instructions", "tools"):
         check_events(heard)
