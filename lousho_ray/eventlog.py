@@ -92,7 +92,10 @@ class EventLog(Generic[T]):
     async def _wait_for_change(self, wait_s: float | None) -> None:
         if self._changed is None or self._changed.done():
             self._changed = asyncio.get_running_loop().create_future()
-        await asyncio.wait({self._changed}, timeout=wait_s)
+        if wait_s is None:
+            await self._changed
+        else:
+            await asyncio.wait({self._changed}, timeout=wait_s)
 
     def _wake_reader(self) -> None:
         if self._changed is not None and not self._changed.done():

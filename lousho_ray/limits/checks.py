@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,6 +10,10 @@ from lousho_ray.usage import Spend
 
 Moment = Literal["before-call", "after-tools-asked"]
 """When limits are looked at: before each model call, and after one that asked for tools."""
+
+
+Figure = tuple[str, float, float | None]
+"""A limit's key, what counts towards it, and the configured maximum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,7 @@ def check_limits(
         elapsed_ms: How long the run has taken, waits for a rate limiter included.
         moment: `max_tool_errors` and `max_steps` count before a call only: the last allowed step's tools still run.
     """
-    figures = [*_spent(limits, spend, elapsed_ms)]
+    figures = _spent(limits, spend, elapsed_ms)
     if moment == "before-call":
         figures += [("maxToolErrors", tool_errors, limits.max_tool_errors), ("maxSteps", steps, limits.max_steps)]
     return _first(figures)
@@ -59,14 +62,19 @@ def duration_breach(limits: Limits, elapsed_ms: float) -> Breach:
     return Breach("maxDurationMs", max(elapsed_ms, limits.max_duration_ms), limits.max_duration_ms)
 
 
-def _spent(limits: Limits, spend: Spend, elapsed_ms: float) -> Iterator[tuple[str, float, float | None]]:
-    yield "maxTokens", spend.total_tokens, limits.max_tokens
-    yield "maxInputTokens", spend.input_tokens, limits.max_input_tokens
-    yield "maxOutputTokens", spend.output_tokens, limits.max_output_tokens
-    if spend.cost is not None:
-        yield "maxCostUsd", float(spend.cost), limits.max_cost_usd
-    yield "maxDurationMs", elapsed_ms, limits.max_duration_ms
+def _spent(limits: Limits, spend: Spend, elapsed_ms: float) -> list[Figure]:
+    most_usd = None if spend.cost is None else limits.max_cost_usd
+    return [
+        ("maxTokens", spend.total_tokens, limits.max_tokens),
+        ("maxInputTokens", spend.input_tokens, limits.max_input_tokens),
+        ("maxOutputTokens", spend.output_tokens, limits.max_output_tokens),
+        ("maxCostUsd", float(spend.cost or 0), most_usd),
+        ("maxDurationMs", elapsed_ms, limits.max_duration_ms),
+    ]
 
 
-def _first(figures: Any) -> Breach | None:
-    return next((Breach(key, value, most) for key, value, most in figures if most is not None and value >= most), None)
+def _first(figures: list[Figure]) -> Breach | None:
+    for key, value, most in figures:
+        if most is not None and value >= most:
+            return Breach(key, value, most)
+    return None

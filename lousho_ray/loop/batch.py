@@ -14,7 +14,7 @@ from typing import Any
 from lousho_ray.cancellation import Aborted, AbortReason
 from lousho_ray.errors import PropagatingToolError, ToolArgumentsValidationError, ToolExecutionError
 from lousho_ray.events import ErrorInfo, TodoUpdated, ToolDone, ToolError, ToolPartial, ToolResume, ToolStart
-from lousho_ray.loop.gate import Answer, Refuse, Run, hook_context, parse_call, pass_gate
+from lousho_ray.loop.gate import Answer, Refuse, Run, gate_may_wait, hook_context, parse_call, pass_gate
 from lousho_ray.loop.hooks import HaltedError, PostToolOutcome
 from lousho_ray.loop.result import ToolCallRecord
 from lousho_ray.loop.state import Ask, RunDeps, RunState
@@ -130,7 +130,8 @@ class ToolBatch:
         self._deps.emitter.emit(start, tool_call_id=call.id, tool_name=call.name, args=args)
         ctx = self._context(call)
         try:
-            verdict = await self._deps.abort.guard(pass_gate(call, parsed, ctx, self._state, self._deps))
+            gate = pass_gate(call, parsed, ctx, self._state, self._deps)
+            verdict = await (self._deps.abort.guard(gate) if gate_may_wait(call, self._deps) else gate)
             self._deps.abort.raise_if_aborted()
             if isinstance(verdict, Run) and verdict.tool.effect == "once":
                 await self._begin(call)

@@ -88,6 +88,12 @@ async def pass_gate(
     return await _ask_tool(call, tool, parsed, ctx, state, deps)
 
 
+def gate_may_wait(call: ToolCall, deps: RunDeps) -> bool:
+    """Whether deciding a call runs code of the user, which an abort has to cut short."""
+    tool = find_tool(deps.tools, call.name)
+    return deps.hooks.around_tools or (tool is not None and bool(tool.needs_approval))
+
+
 def parse_call(call: ToolCall, tools: Mapping[str, AnyTool]) -> ParsedArguments | ToolArgumentsValidationError | None:
     """The call's validated arguments, the validation error, or `None` for an unknown tool."""
     tool = find_tool(tools, call.name)
