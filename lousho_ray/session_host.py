@@ -421,6 +421,7 @@ class SessionHost:
             abort=turn.signal,
             inbox=turn.inbox,
             session_id=self._name,
+            clock=self._clock,
             recorder=recorder,
             pauses=StoredPauses(self._parts.approvals, facts, key=key, ttl_ms=self._definition.approval_ttl_ms, clock=self._clock),
         )

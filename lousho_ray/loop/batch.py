@@ -321,10 +321,15 @@ class ToolBatch:
         self._record(index, tool_result(call, text, is_error=True, metadata=self._marks(call, None)))
 
     def _record(self, index: int, message: Message) -> None:
+        """Puts results into the transcript in call order. One of a call that ends the run stays out: a resume makes it again."""
         self._results[index] = message
+        if index in self._fatal:
+            return
         if index > self._recorded:
             self._state.settled[self._calls[index].id] = message
         while self._recorded < len(self._results) and (ready := self._results[self._recorded]) is not None:
+            if self._recorded in self._fatal:
+                return
             self._state.messages.append(ready)
             self._state.settled.pop(self._calls[self._recorded].id, None)
             self._recorded += 1
