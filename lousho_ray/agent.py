@@ -200,7 +200,7 @@ class Agent(Generic[T]):
         facts = RunFacts(self.name, None, call.principal, call.metadata)
         context = RunContext(turn.run_id, messages, emitter, turn.signal, inbox=turn.inbox, call=call)
         context.pauses = StoredPauses(self._own_approvals, facts, ttl_ms=self._definition.approval_ttl_ms)
-        context.approve_in_code = not observed
+        context.approve_in_code, context.started = not observed, turn.called_at
         try:
             spawner = self.runtime().spawner() if self._definition.subagents else None
             for limiter in named_limiters(self._definition):

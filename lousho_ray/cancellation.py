@@ -138,6 +138,8 @@ class AbortSignal:
         finally:
             forget()
         fired = self.reason
+        if task.cancelled() and fired is None:
+            raise AgentExecutionError("The call cancelled itself: something inside it raised CancelledError that nobody asked for.")
         if task.done() and not (fired is not None and task.cancelled()):
             outcome = task.result()
             return outcome.settle() if isinstance(outcome, _Escaped) else outcome

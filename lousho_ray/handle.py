@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
 from lousho_ray.cancellation import AbortSignal
+from lousho_ray.clock import SYSTEM_CLOCK
 from lousho_ray.errors import AgentExecutionError, LoushoError
 from lousho_ray.eventlog import EventLog
 from lousho_ray.events import Event
@@ -152,6 +153,7 @@ class LocalRun:
 
     def __init__(self, run_id: str, *, abort: AbortSignal | None = None) -> None:
         self.run_id = run_id
+        self.called_at = SYSTEM_CLOCK.now()
         self.log: EventLog[Event] = EventLog()
         self.inbox = Inbox()
         self.signal = abort if abort is not None else AbortSignal()

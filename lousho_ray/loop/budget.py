@@ -39,6 +39,7 @@ class Budget:
         leads: Sequence[LeadBudget] = (),
         parent: str | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        started: float | None = None,
     ) -> None:
         self.run_id = run_id
         self.limits = limits if limits is not None else Limits()
@@ -46,7 +47,7 @@ class Budget:
         self.ledger = ledger
         self._parent = parent
         self._clock = clock
-        self._started = clock.now()
+        self._started = clock.now() if started is None else started
 
     @property
     def elapsed_ms(self) -> float:

@@ -74,6 +74,7 @@ class RunContext:
     recorder: StateRecorder | None = None
     pauses: Pauses | None = None
     approve_in_code: bool = True
+    started: float | None = None
     clock: Clock = SYSTEM_CLOCK
 
 
@@ -132,6 +133,7 @@ async def open_run(
             leads=context.leads,
             parent=context.parent,
             clock=context.clock,
+            started=context.started,
         ),
         emitter=context.emitter,
         abort=context.abort,
