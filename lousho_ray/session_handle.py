@@ -166,7 +166,6 @@ class _Turn:
 
     def __init__(self, source: Any, session: Session[Any], cancel: CancelToken | None) -> None:
         self.run_id: str = source.run_id
-        self.read = source.read
         self.enqueue = source.enqueue
         self.steer = source.steer
         self.abort = source.abort
@@ -177,6 +176,12 @@ class _Turn:
             let_go = cancel.watch(source.abort)
             self._ended.add_done_callback(lambda _: let_go())
         self._source = source
+
+    async def read(self, cursor: int) -> tuple[list[Event], int, bool]:
+        events, cursor, end = await self._source.read(cursor)
+        if end:
+            await asyncio.wait({self._ended})  # When the loop over the events ends, `session.messages` is complete.
+        return events, cursor, end
 
     async def result(self) -> ExecutionResult[Any]:
         await self._source.result()
