@@ -49,7 +49,7 @@ def test_a_location_is_its_url(path: str) -> None:
         ("postgres://x", "sqlite:///relative"),
         ("sqllite:///x.db", "Did you mean 'sqlite'"),
         ("agents.db", "sqlite:///relative"),
-        ("s3://bucket/prefix", "not available"),
+        ("s3://", "bucket"),
         ("sqlite://agents.db", "three slashes"),
         ("sqlite:///", "names no file"),
         ("sqlite:///:memory:", "'memory://'"),
