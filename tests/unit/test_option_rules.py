@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pydantic
 import pytest
 
 from lousho_ray.agent_options import CreateAgentOptions
 from lousho_ray.create import create_agent
-from lousho_ray.errors import ConfigurationError
+from lousho_ray.errors import ConfigurationError, LoushoError
 from lousho_ray.messages import ToolCall, user
-from lousho_ray.ports import GenerateOptions, GenerateResult
+from lousho_ray.ports import GenerateOptions, GenerateResult, ResponseFormat
+from lousho_ray.providers import OpenAICompatibleProvider, OpenAIProvider
 from lousho_ray.providers.anthropic_wire import build_request
 from lousho_ray.providers.mock import MockProvider
 from lousho_ray.stores.memory import InMemoryApprovalStore, MemorySessionStore, memory_store
 from lousho_ray.testing.mock_model import mock_model
 from lousho_ray.tools.tool import define_tool
-from tests.unit.loop_support import PolicyProvider, agent_of, calls, plain, results, shape
+from tests.unit.loop_support import PolicyProvider, agent_of, calls, kinds, plain, results, shape
 
 TASK = ("task", {"agent": "w", "prompt": "Dig", "description": "d"})
 
@@ -316,3 +318,135 @@ async def test_new_messages_of_a_continued_run_are_those_of_the_whole_run() -> N
     result = await agent.approvals.resolve(paused.approval_id, approved=True)
     assert shape(result.new_messages) == ["user:Go", "assistant:+pay", "tool:pay", "assistant:Done"]
     assert results(result.messages) == ["paid"]
+
+
+# ------------------------------------------------------------------------------- options whose effect is tested nowhere else
+
+
+async def test_a_turn_waits_for_another_process_no_longer_than_session_wait_ms() -> None:
+    # DEC-R3
+    store = memory_store()
+    assert await store.sessions.claim("s", "somebody/else", 60_000) is not None
+    with pytest.raises(LoushoError, match="20 ms") as caught:
+        await agent_of("never", store=store, session_wait_ms=20).session("s").send("Hi")
+    assert caught.value.code == "LOUSHO_SESSION_BUSY"
+
+
+async def test_an_approval_after_its_time_denies_the_call() -> None:
+    log: list[str] = []
+    tool = define_tool(name="pay", description="Pays.", execute=lambda args: log.append("ran"), needs_approval=True)
+    agent = agent_of(calls("pay"), "Done", tools=[tool], approval_ttl_ms=0.001)
+    paused = await agent.send("Go")
+    pending = await agent.approvals.get(paused.approval_id)
+    assert pending is not None
+    assert pending.expires_at is not None
+    result = await agent.approvals.resolve(paused.approval_id, approved=True)
+    assert kinds(result.messages) == ["denied"]
+    assert log == []
+
+
+@pytest.mark.parametrize(("answer", "wanted"), [(True, ["ok"]), ("because", ["ok"]), (False, ["rejected"]), ("defer", [])])
+async def test_approve_decides_in_code(answer: Any, wanted: list[str]) -> None:
+    asked: list[Any] = []
+
+    async def approve(call: Any) -> Any:
+        asked.append((call["tool_name"], call["args"], call["agent_name"]))
+        return answer
+
+    result = await agent_of(calls("pay"), "Done", tools=[pay()], approve=approve).send("Go")
+    assert asked == [("pay", {}, "agent")]
+    assert kinds(result.messages) == wanted
+    assert (result.finish_reason == "awaiting-approval") is (answer == "defer")
+
+
+async def test_ask_question_offers_the_tool_and_pauses_for_the_answer() -> None:
+    model = mock_model([calls(("ask_question", {"question": "Which?"})), "Done"])
+    agent = create_agent(provider=model, ask_question=True)
+    paused = await agent.send("Go")
+    assert [tool.name for tool in model.calls[0].tools] == ["ask_question"]
+    result = await agent.approvals.answer(paused.approval_id, "The red one")
+    assert "The red one" in str(results(result.messages)[0])
+    assert [tool.name for tool in (await _request_of(create_agent(provider=mock_model(["x"])))).tools] == []
+
+
+async def _request_of(agent: Any) -> GenerateOptions:
+    await agent.send("Hi")
+    request: GenerateOptions = agent.definition.provider.calls[0]
+    return request
+
+
+class City(pydantic.BaseModel):
+    zip_code: int
+
+
+async def test_output_gives_the_validated_object() -> None:
+    result = await agent_of('{"zip_code": 12}', output=City).send("Where?")
+    assert result.object == City(zip_code=12)
+
+
+async def test_output_validate_sends_its_issues_back_once() -> None:
+    model = mock_model(['{"zip_code": 12}', '{"zip_code": 34}'])
+
+    def validate(city: City, ctx: Any) -> list[str]:
+        return [] if city.zip_code == 34 else ["not in this country"]
+
+    result = await create_agent(provider=model, output=City, output_validate=validate).send("Where?")
+    assert result.object == City(zip_code=34)
+    assert result.output_repaired
+    assert "not in this country" in model.calls[1].messages[-1].text
+
+
+@pytest.mark.parametrize(("option", "shown"), [(True, True), (False, False), ("auto", True)])
+async def test_output_prompt_decides_whether_the_schema_stands_in_the_prompt(option: Any, shown: bool) -> None:
+    agent = create_agent(provider=mock_model(['{"zip_code": 1}']), output=City, output_prompt=option)
+    assert ("zip_code" in (await _request_of(agent)).messages[0].text) is shown
+
+
+@pytest.mark.parametrize("option", ["auto", False])
+async def test_prompt_caching_goes_with_every_request(option: Any) -> None:
+    # CA-20
+    assert (await _request_of(create_agent(provider=mock_model(["x"]), prompt_caching=option))).prompt_caching == option
+
+
+async def test_a_session_has_its_own_compaction() -> None:
+    class Seen:
+        name = "seen"
+        times = 0
+
+        def compact(self, work: Any) -> Any:
+            self.times += 1
+            return {"messages": work.messages}
+
+    for agent_has, session_has, wanted in ((False, True, 1), (True, False, 0), (True, None, 1)):
+        strategy = Seen()
+        on = {"strategy": strategy, "context_window": 10, "threshold_percent": 0.1, "protected_tokens": 0}
+        agent = agent_of("Done", compaction=on if agent_has else False)
+        await agent.session("s", compaction=on if session_has else session_has).send("Hello there, this is long enough")
+        assert strategy.times == wanted
+
+
+async def test_account_options_of_openai_and_the_wait_for_a_connection_reach_the_client() -> None:
+    provider = OpenAIProvider(api_key="k", organization="org-1", project="proj-1", connect_timeout_ms=1500)
+    client = await provider.client()
+    headers = client.default_headers
+    assert (headers["OpenAI-Organization"], headers["OpenAI-Project"]) == ("org-1", "proj-1")
+    assert client.timeout.connect == 1.5
+    await provider.aclose()
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_compatible_server_is_asked_for_the_usage_of_streams_unless_it_refuses_that(asks: bool) -> None:
+    provider = OpenAICompatibleProvider(base_url="http://127.0.0.1:9/v1", default_model="m", stream_usage=asks)
+    body = json.loads(provider.call(GenerateOptions([user("Hi")]), "m", stream=True).body)
+    assert ("stream_options" in body) is asks
+
+
+@pytest.mark.parametrize(("enforced", "sent"), [("json_schema", "json_schema"), ("json_object", "json_object"), ("none", None)])
+def test_a_compatible_server_gets_the_response_format_that_it_enforces(enforced: Any, sent: str | None) -> None:
+    provider = OpenAICompatibleProvider(
+        base_url="http://127.0.0.1:9/v1", default_model="m", structured_outputs=enforced, name="own"
+    )
+    options = GenerateOptions([user("Give JSON")], response_format=ResponseFormat({"type": "object"}))
+    body = json.loads(provider.call(options, "m", stream=False).body)
+    assert body.get("response_format", {}).get("type") == sent
+    assert provider.name == "own"
