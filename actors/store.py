@@ -52,15 +52,12 @@ class StoreReference:
         return cls(f"lousho-store-{name}", cloudpickle.dumps(store), detached=False)
 
     def actor(self) -> Any:
-        """The store's actor, started on this node when it is not there."""
-        node = ray.get_runtime_context().get_node_id()
-        options: dict[str, Any] = {
-            "max_restarts": -1,
-            "max_task_retries": 0,
-            "max_concurrency": 10_000,
+        """The store's actor, started when it is not there: on this node, unless its data can be reached from any."""
+        options: dict[str, Any] = {"max_restarts": -1, "max_task_retries": 0, "max_concurrency": 10_000}
+        if isinstance(self.source, bytes) or self.source.on_one_machine:
             # The file is on this node's disk: the actor must come back here and nowhere else.
-            "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
-        }
+            node = ray.get_runtime_context().get_node_id()
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=False)
         if self.detached:
             options["lifetime"] = "detached"
         return named_actor(StoreActor, self.name, self.source, options=options, fresh=True)

@@ -66,7 +66,9 @@ if TYPE_CHECKING:
     )
     from lousho_ray.session_handle import Session
     from lousho_ray.stores.files import FileSessionStore, file_store
+    from lousho_ray.stores.location import ray_store
     from lousho_ray.stores.memory import MemorySessionStore, memory_store
+    from lousho_ray.stores.s3 import S3Store
     from lousho_ray.stores.sqlite import SqliteStore
     from lousho_ray.tokens import estimate_tokens, set_token_estimator
     from lousho_ray.tools import Tool, ToolRegistry, define_tool, tool
@@ -110,7 +112,9 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "session_handle": ("Session",),
     "stores.files": ("FileSessionStore", "file_store"),
+    "stores.location": ("ray_store",),
     "stores.memory": ("MemorySessionStore", "memory_store"),
+    "stores.s3": ("S3Store",),
     "stores.sqlite": ("SqliteStore",),
     "tokens": ("estimate_tokens", "set_token_estimator"),
     "tools": ("Tool", "ToolRegistry", "define_tool", "tool"),
@@ -163,6 +167,7 @@ __all__ = [
     "RateLimiter",
     "RateLimits",
     "Retry",
+    "S3Store",
     "SDKError",
     "Session",
     "SessionAwaitingApprovalError",
@@ -195,6 +200,7 @@ __all__ = [
     "memory_store",
     "pin_message",
     "prune_tool_results_strategy",
+    "ray_store",
     "register_model",
     "resolve_provider",
     "set_token_estimator",

@@ -152,8 +152,16 @@ class S3Sessions:
         # Not in the lane of the transcript: a renewal must not wait for a long save.
         return await self._lanes.run(("renewals", id), lambda: self._change_lease(id, decide))
 
-    async def release(self, id: str, holder: str, fence: int) -> None:
-        """Gives a lease back; one that was lost already is left alone."""
+    async def holder(self, id: str) -> str | None:
+        """Who has the lease on `id`, as the name it was claimed under; `None` when it is free."""
+        check_run_id(id, "id")
+        found = await self._lanes.run(("sessions", id), lambda: self._bucket.read(_lease_key(id), whole=False))
+        lease = _LeaseRecord.of(found).lease
+        return None if lease is None or self._now() >= lease.expires_at_ms else lease.holder
+
+    async def release(self, id: str, holder: str, fence: int | None = None) -> None:
+        """Gives a lease back; one that was lost already is left alone. Without a number: whichever one `holder` has, for a holder
+        that is known to have died."""
         check_run_id(id, "id")
         await self._lanes.run(("sessions", id), lambda: self._release(id, holder, fence))
 
@@ -262,18 +270,19 @@ class S3Sessions:
 
         await self._change_lease(id, decide)
 
-    async def _release(self, id: str, holder: str, fence: int) -> None:
+    async def _release(self, id: str, holder: str, fence: int | None) -> None:
         held = self._held.get(id)
-        unsure = held is not None and held.fence == fence and held.unsure
 
-        def decide(found: Stored | None) -> tuple[Document | None, None]:
+        def decide(found: Stored | None) -> tuple[Document | None, bool]:
             record = _LeaseRecord.of(found)
             if not leases.holds(record.lease, holder, fence):
-                return None, None
-            return _LeaseRecord(None, record.last, record.unsettled or unsure, self._now()).document(), None
+                return None, held is not None and held.fence == fence
+            # Only the object that made the saves under this lease knows that all of them have ended.
+            ours = held is not None and held.fence == record.last
+            unsettled = record.unsettled or held is None or not ours or held.unsure
+            return _LeaseRecord(None, record.last, unsettled, self._now()).document(), ours
 
-        await self._change_lease(id, decide)
-        if held is not None and held.fence == fence:
+        if await self._change_lease(id, decide):
             self._held.pop(id, None)
 
     async def _delete(self, id: str, fence: int | None) -> None:
