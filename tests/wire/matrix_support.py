@@ -146,17 +146,24 @@ PLACES: tuple[Place, ...] = ("plain", "session", "reloaded")
 
 
 def cells(rows: Sequence[Row], places: Sequence[Place] = PLACES) -> list[Any]:
-    """`(row, mode, place)` for every way in which a row can be played."""
+    """`(row, mode, place)`: each mode alone, in a session with a second turn, and with the transcript reloaded from a store."""
     made = []
     for row in rows:
         modes: list[Mode] = ["whole"] if row.body is not None else []
         modes += ["streamed", "bytewise"] if row.events is not None else []
         for mode in modes:
-            # How the bytes are cut says nothing about what a store keeps.
-            where = places if mode != "bytewise" else ("plain",)
-            made += [pytest.param(row, mode, place, id=f"{row.id}-{mode}-{place}") for place in where]
+            made += [
+                pytest.param(row, mode, place, id=f"{row.id}-{mode}-{place}") for place in _places(mode, modes) if place in places
+            ]
     assert len({param.id for param in made}) == len(made), "two rows have one id"
     return made
+
+
+def _places(mode: Mode, modes: Sequence[Mode]) -> tuple[Place, ...]:
+    """Where a mode is played: what a session keeps is the same for all of them, so each place has one mode besides `plain`."""
+    if mode == "streamed":
+        return ("plain", "session") if "whole" in modes else PLACES
+    return ("plain", "reloaded") if mode == "whole" and len(modes) > 1 else PLACES if mode == "whole" else ("plain",)
 
 
 def script(server: FakeServer, row: Row, mode: Mode) -> None:

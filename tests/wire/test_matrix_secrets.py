@@ -117,7 +117,7 @@ async def test_no_secret_shows_when_a_call_fails(
 ) -> None:
     # X01
     caplog.set_level(logging.DEBUG)
-    if kind == "stream-error" and not streamed:
+    if kind in ("stream-error", "broken-event") and not streamed:
         kind = "error-under-200"
     steps = failures(route)[kind]
 
