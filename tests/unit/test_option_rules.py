@@ -12,6 +12,7 @@ from lousho_ray.agent_options import CreateAgentOptions
 from lousho_ray.create import create_agent
 from lousho_ray.errors import ConfigurationError, LoushoError
 from lousho_ray.messages import ToolCall, user
+from lousho_ray.options import ModelSettings
 from lousho_ray.ports import GenerateOptions, GenerateResult, ResponseFormat
 from lousho_ray.providers import OpenAICompatibleProvider, OpenAIProvider
 from lousho_ray.providers.anthropic_wire import build_request
@@ -450,3 +451,25 @@ def test_a_compatible_server_gets_the_response_format_that_it_enforces(enforced:
     body = json.loads(provider.call(options, "m", stream=False).body)
     assert body.get("response_format", {}).get("type") == sent
     assert provider.name == "own"
+
+
+ALL_SETTINGS: dict[str, Any] = {
+    "max_tokens": 9,
+    "temperature": 0.4,
+    "top_p": 0.3,
+    "frequency_penalty": 0.1,
+    "presence_penalty": 0.2,
+    "stop": ["END"],
+    "seed": 5,
+    "tool_choice": "none",
+}
+
+
+@pytest.mark.parametrize("where", ["agent", "call"])
+async def test_every_model_setting_reaches_the_request(where: str) -> None:
+    # CA-26
+    assert set(ALL_SETTINGS) == set(ModelSettings.model_fields)
+    model = mock_model(["Done"])
+    agent = create_agent(provider=model, tools=[plain("a")], **({"model_settings": ALL_SETTINGS} if where == "agent" else {}))
+    await agent.send("Hi", **({"model_settings": ALL_SETTINGS} if where == "call" else {}))
+    assert {**model.calls[0].settings, "stop": list(model.calls[0].settings["stop"])} == ALL_SETTINGS

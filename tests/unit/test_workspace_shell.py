@@ -207,6 +207,19 @@ async def test_time_limit_kills_everything_the_command_started(workspace: LocalW
     await gone(int((tmp_path / "child").read_text()))
 
 
+async def test_command_without_a_limit_of_its_own_gets_the_default_one(workspace: LocalWorkspace) -> None:  # WS-22
+    result = await run(create_shell_tool(workspace, default_timeout_ms=100), "sleep 60")
+    assert result["timedOut"] is True
+    assert "100 ms" in result["note"]
+
+
+async def test_command_runs_in_the_folder_given(workspace: LocalWorkspace, tmp_path: Path) -> None:  # WS-22
+    (tmp_path / "sub").mkdir()
+    result = await run(create_shell_tool(workspace, cwd="sub", name="sh"), "pwd")
+    assert result["stdout"].strip().endswith("/sub")
+    assert create_shell_tool(workspace, name="sh").name == "sh"
+
+
 async def gone(pid: int) -> None:
     async with asyncio.timeout(10):
         while not dead(pid):

@@ -286,6 +286,21 @@ async def test_bad_urls_are_tool_errors(url: str) -> None:  # HTTP-08
     assert await refusal(url)
 
 
+async def test_tools_say_who_they_are(site: Site) -> None:  # HTTP-06
+    url = f"http://a.example:{site.port}/"
+    await fetch(url)
+    await fetch(url, user_agent="mine/1")
+    await request(url, {"user_agent": "mine/2"})
+    assert [got.headers["user-agent"] for got in site.got] == ["lousho-web-fetch", "mine/1", "mine/2"]
+
+
+async def test_page_is_cut_at_the_character_limit(site: Site) -> None:  # HTTP-06
+    site.pages["/"] = answer(b"x" * 5_000)
+    result = await fetch(f"http://a.example:{site.port}/", max_chars=600)
+    assert result["truncated"] is True
+    assert len(result["content"]) < 600
+
+
 async def test_environment_proxy_is_not_used(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:  # chapter 20: trust_env=False
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
