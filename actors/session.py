@@ -43,7 +43,7 @@ SESSION_OPTIONS: dict[str, Any] = {
 }
 
 
-QUESTIONS = frozenset({"load", "pending", "approval", "discard_pending", "clear", "compact"})
+QUESTIONS = frozenset({"load", "pending", "approval", "discard_pending", "clear", "compact", "fork_point", "begin"})
 """The methods of a session that its handle may call besides starting turns."""
 
 

@@ -93,6 +93,21 @@ class HostedLink:
         )
         return made
 
+    async def fork_point(self) -> list[Message]:
+        messages: list[Message] = await self._call("fork_point")
+        return messages
+
+    async def begin(self, messages: list[Message]) -> bool:
+        begun: bool = await self._call("begin", messages)
+        return begun
+
+    def sibling(self, session_id: str) -> HostedLink:
+        async def key() -> SessionKey:
+            own, _ = await self.connect()
+            return replace(own, session_id=session_id, private=None if own.private is None else new_id("memory-"))
+
+        return HostedLink(self._definition, key, self._services, self._host)
+
     async def _call(self, method: str, *args: Any) -> Any:
         key, actor = await self.connect()
         return await self.ask(actor, actor.call.remote(key, await self._ship(), method, *args))
@@ -161,6 +176,7 @@ class HostedTurn:
         self._log: EventLog[Event] | None = EventLog() if observers and request.observed else None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._result: asyncio.Task[ExecutionResult[Any]] | None = None
+        self._pumping: asyncio.Task[None] | None = None
         self._events = StreamView(request.run_id)
         self._home: asyncio.Task[_Home]
         self._recovering = asyncio.Lock()
@@ -174,7 +190,10 @@ class HostedTurn:
         self._home.add_done_callback(lambda _: begun.set_result(None))
         self._result = self._task(self._fetch_result())
         if self._observers:
-            self._task(self._pump())
+            self._pumping = self._task(self._pump())
+        if self._log is not None:
+            # Once the turn is over what is left to read is bounded: the observers get it whether the handle's reader goes on or not.
+            self._result.add_done_callback(lambda _, log=self._log: log.stop_reading())
         return begun
 
     async def read(self, cursor: int) -> tuple[list[Event], int, bool]:
@@ -185,8 +204,13 @@ class HostedTurn:
         return events, cursor + len(events), end
 
     async def result(self) -> ExecutionResult[Any]:
+        """The turn's result, once the observers have been told all of its events."""
         assert self._result is not None
-        return await asyncio.shield(self._result)
+        try:
+            return await asyncio.shield(self._result)
+        finally:
+            if self._pumping is not None and self._result.done():
+                await asyncio.wait({self._pumping})
 
     def enqueue(self, messages: tuple[Message, ...]) -> tuple[str, Awaitable[bool]]:
         return self._add_input(messages, steer=False)

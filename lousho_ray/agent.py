@@ -226,7 +226,11 @@ class Agent(Generic[T]):
         if session_id is not None:
             return self.session(session_id).link
         parts = StoreParts(MemorySessionStore(), None, self._own_approvals)
-        return LocalLink(SessionHost(self._definition, "run", parts, TurnLine(), self.runtime().spawner, anonymous=True))
+
+        def link(id: str) -> LocalLink:
+            return LocalLink(SessionHost(self._definition, id, parts, TurnLine(), self.runtime().spawner, anonymous=True), link)
+
+        return link("run")
 
     def _note_pause(self, task: asyncio.Task[ExecutionResult[Any]]) -> None:
         if not task.cancelled() and task.exception() is None and task.result().approval_id is not None:

@@ -37,7 +37,11 @@ class LocalRuntime:
 
     def session(self, definition: AgentDefinition, session_id: str, store: Any, approvals: Any) -> SessionLink:
         parts = store_parts(store, approvals)
-        return LocalLink(SessionHost(definition, session_id, parts, self._lines.of(parts.sessions, session_id), self.spawner))
+
+        def link(id: str) -> LocalLink:
+            return LocalLink(SessionHost(definition, id, parts, self._lines.of(parts.sessions, id), self.spawner), link)
+
+        return link(session_id)
 
     async def reach(self, store: Any) -> Any:
         return store

@@ -92,6 +92,18 @@ class SessionLink(Protocol):
         """Compacts the transcript now; what was done, and the transcript as it is then."""
         ...
 
+    async def fork_point(self) -> list[Message]:
+        """The transcript to fork from. Raises `LOUSHO_SESSION_BUSY` while a turn runs or waits."""
+        ...
+
+    async def begin(self, messages: list[Message]) -> bool:
+        """Begins this session with a transcript; `False` when there is one, or a turn of it, already."""
+        ...
+
+    def sibling(self, session_id: str) -> SessionLink:
+        """The link to another session with the same agent and the same store."""
+        ...
+
 
 def transcript(result: ExecutionResult[Any]) -> list[Message]:
     """What a session keeps of a turn: the conversation without its system prompt, cut where a call has no result."""

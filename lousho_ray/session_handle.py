@@ -13,7 +13,7 @@ from lousho_ray.definition import AgentDefinition
 from lousho_ray.durable import PendingTurn
 from lousho_ray.events import Event
 from lousho_ray.handle import AgentRun, Input, settle
-from lousho_ray.ids import new_id
+from lousho_ray.ids import check_session_id, new_id
 from lousho_ray.loop.emitter import guarded
 from lousho_ray.loop.input import as_messages
 from lousho_ray.loop.result import ExecutionResult
@@ -22,6 +22,7 @@ from lousho_ray.messages import Message
 from lousho_ray.ports import Observer
 from lousho_ray.session import ResumeRequest, SessionLink, TurnPolicy, TurnRequest, cleared_event, transcript
 from lousho_ray.session_compaction import SessionCompaction, chosen_options
+from lousho_ray.session_history import SessionStep, fork_ids, kept_until, session_exists, steps_of, with_patch
 from lousho_ray.sync_calls import need_loop, sync_events
 
 T = TypeVar("T")
@@ -39,6 +40,7 @@ class Session(Generic[T]):
         self._link = link
         self._messages: tuple[Message, ...] = ()
         self._listeners: list[Observer] = []
+        self._forks: set[str] = set()
         self.id = id
 
     @property
@@ -139,6 +141,48 @@ class Session(Generic[T]):
 
     def compact_sync(self, strategy: Any = None, protected_tokens: int | None = None, **options: Any) -> SessionCompaction:
         return SYNC_LOOP.run(self.compact(strategy, protected_tokens, **options))
+
+    async def history(self) -> list[SessionStep]:
+        """The steps of the session, oldest first. An unfinished durable turn is not among them."""
+        return steps_of(await self.load())
+
+    def history_sync(self) -> list[SessionStep]:
+        return SYNC_LOOP.run(self.history())
+
+    async def fork(self, from_step: int, id: str | None = None, patch: Mapping[str, Any] | None = None) -> Session[T]:
+        """A new session with the transcript up to a step; this one stays as it is.
+
+        Args:
+            from_step: The last step to keep, as `history()` numbers them; 0 keeps nothing.
+            id: The new session's id; default `<id>-fork-<n>` with the first free n.
+            patch: `{"tool_result": {"tool_call_id": ..., "result": ...}}` replaces a result in the kept part.
+
+        Raises:
+            ConfigurationError: `LOUSHO_SESSION_STEP_NOT_FOUND`, `LOUSHO_SESSION_EXISTS`, `LOUSHO_SESSION_ID_INVALID`, a patch that
+                cannot be applied.
+            LoushoError: `LOUSHO_SESSION_BUSY` while a turn runs or waits.
+        """
+        if id is not None and check_session_id(id, "id") == self.id:
+            raise session_exists(id)
+        messages = with_patch(kept_until(await self._link.fork_point(), from_step), patch)
+        for fork_id in fork_ids(self.id) if id is None else (id,):
+            if fork_id not in self._forks and (fork := await self._begun(fork_id, messages)) is not None:
+                self._forks.add(fork_id)
+                return fork
+            if id is not None:
+                break
+        raise session_exists(fork_id)
+
+    def fork_sync(self, from_step: int, id: str | None = None, patch: Mapping[str, Any] | None = None) -> Session[T]:
+        return SYNC_LOOP.run(self.fork(from_step, id, patch))
+
+    async def _begun(self, id: str, messages: list[Message]) -> Session[T] | None:
+        link = self._link.sibling(id)
+        if not await link.begin(messages):
+            return None
+        fork: Session[T] = Session(self._definition, id, self._policy, link, self._approvals)
+        fork._messages = tuple(messages)
+        return fork
 
     def on(self, listener: Observer) -> Callable[[], None]:
         """Calls `listener(event)` for each event of this handle's turns and manual compactions and `context.cleared`.

@@ -381,6 +381,23 @@ class SessionHost:
             turn.inbox.close()
             place.leave()
 
+    async def fork_point(self) -> list[Message]:
+        """The transcript, unless a turn is about to change it."""
+        if not self._line.idle:
+            raise LoushoError(f"Session '{self._id}' cannot be forked while a turn runs or waits.", code="LOUSHO_SESSION_BUSY")
+        return await self.load()
+
+    async def begin(self, messages: list[Message]) -> bool:
+        """Begins the session with a transcript; `False` when it exists already."""
+        async with self._lease(new_id(), AbortSignal()) as lease:
+            taken = await self._parts.sessions.load(self._id) is not None
+            if self._parts.checkpoints is not None:
+                for length in (0, len(messages)):
+                    taken = taken or await self._parts.checkpoints.load(turn_key(self._id, length)) is not None
+            if not taken:
+                await lease.save(messages)
+            return not taken
+
     async def _nothing_pending(self, turn: LocalRun, lease: TurnLease) -> None:
         """Raises while a turn is unfinished: its record is found by the length of the transcript."""
         pending = await self.pending()
@@ -430,8 +447,11 @@ class SessionHost:
 class LocalLink:
     """A session in this process."""
 
-    def __init__(self, host: SessionHost) -> None:
+    def __init__(self, host: SessionHost, sibling: Callable[[str], LocalLink]) -> None:
         self._host = host
+        self.sibling = sibling
+        self.fork_point = host.fork_point
+        self.begin = host.begin
         self.start = host.start
         self.load = host.load
         self.pending = host.pending
