@@ -95,7 +95,8 @@ def create_agent(*, output: Any = None, **options: Any) -> Agent[Any]:
         output_prompt: Whether the schema stands in the system prompt too; `"auto"` (default): unless the provider enforces it.
         hooks: Objects with `pre_tool_call`, `post_tool_call`, `pre_generate`, `post_generate`.
         compaction: `True` prunes old tool results above 90 % of the context window; or a dict with `strategy`, `threshold_percent`,
-            `context_window`, `protected_tokens`, `reserve_output_tokens`, `on_compaction`, `summarizer` (off).
+            `context_window`, `protected_tokens`, `reserve_output_tokens`, `on_compaction`, `summarizer`, `preview_chars`,
+            `memoize_tools` (off).
         abort_grace_ms: How long an aborted run waits for a tool that ignores the abort; by default as long as it takes.
         max_tool_result_chars: The most characters of one tool result the model gets (50,000; `math.inf` = no cap).
         on_event: Called with every event of the agent's runs.

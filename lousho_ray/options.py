@@ -192,6 +192,9 @@ class Compaction(Options):
         reserve_output_tokens: Tokens of the window kept free for the reply.
         on_compaction: `fn(info)`, sync or async, after each compaction that changed something or failed.
         summarizer: A `"provider/model"` string or a provider: selects the two-phase strategy.
+        preview_chars: Characters of a pruned result that its marker still shows, with the call's arguments; for the default
+            strategy and that of `summarizer`.
+        memoize_tools: Whether a repeated call of a tool with `effect="read"` is answered from its earlier result in the run.
     """
 
     option = "compaction"
@@ -203,6 +206,8 @@ class Compaction(Options):
     reserve_output_tokens: Whole = Field(default=0, ge=0, description="a whole number from 0 to below context_window")
     on_compaction: Callable[..., Any] | None = Field(default=None, description="a function of one argument")
     summarizer: Any = Field(default=None, description='a "provider/model" string or a provider')
+    preview_chars: Whole = Field(default=0, ge=0, description="a whole number of at least 0")
+    memoize_tools: Flag = Field(default=False, description="True or False")
 
     def model_post_init(self, context: Any, /) -> None:
         if self.strategy is not None and self.summarizer is not None:

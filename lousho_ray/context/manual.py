@@ -15,6 +15,7 @@ from lousho_ray.options import Compaction
 from lousho_ray.ports import GenerateOptions, GenerateResult, Limiter, LLMProvider
 from lousho_ray.providers.limited import with_rate_limit
 from lousho_ray.providers.metering import meter
+from lousho_ray.providers.prices import DEFAULT_CONTEXT_WINDOW_TOKENS
 from lousho_ray.tokens import estimate_tokens
 from lousho_ray.usage import Usage
 
@@ -84,8 +85,9 @@ async def compact_by_hand(
 ) -> ManualCompaction:
     """Runs the strategy of `options` on `messages` once. Its model calls pass `limiters`."""
     strategy = check_strategy(options.strategy) if options.strategy is not None else strategy_of(options)
-    window_known = options.context_window is not None or stated_window is not None or model is not None
-    bounds = Bounds.of(options, model, stated_window if window_known else 128_000)
+    if stated_window is None and model is None:
+        stated_window = DEFAULT_CONTEXT_WINDOW_TOKENS  # no model is named that a warning could be about
+    bounds = Bounds.of(options, model, stated_window)
     usage = Usage()
 
     async def call(provider: LLMProvider, request: GenerateOptions) -> GenerateResult:

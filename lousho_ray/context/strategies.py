@@ -75,8 +75,9 @@ def strategy_of(options: Compaction) -> CompactionStrategy:
     if options.strategy is not None:
         return check_strategy(options.strategy)
     if options.summarizer is not None:
-        return TwoPhaseStrategy(SummarizeStrategy(summarizer_of(options.summarizer, "compaction.summarizer")))
-    return PruneStrategy()
+        summarizer = summarizer_of(options.summarizer, "compaction.summarizer")
+        return TwoPhaseStrategy(SummarizeStrategy(summarizer, preview_chars=options.preview_chars))
+    return PruneStrategy(preview_chars=options.preview_chars)
 
 
 def summarizers_of(options: Compaction) -> tuple[LLMProvider, ...]:

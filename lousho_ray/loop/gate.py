@@ -117,6 +117,7 @@ def hook_context(call: ToolCall, args: dict[str, Any], state: RunState, deps: Ru
         tool_name=call.name,
         args=args,
         tool_call=call,
+        tool=find_tool(deps.tools, call.name),
         resumed_after_approval=call.id in deps.decisions,
         **hook_services(state, deps),
     )

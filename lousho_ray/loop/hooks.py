@@ -15,6 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 from lousho_ray.errors import AgentExecutionError, ConfigurationError, PropagatingToolError
 from lousho_ray.messages import Message, ToolCall
 from lousho_ray.ports import GenerateOptions, GenerateResult, LLMProvider
+from lousho_ray.tools.registry import AnyTool
 
 log = logging.getLogger("lousho_ray")
 
@@ -72,12 +73,13 @@ class HookContext:
 
 @dataclass(slots=True)
 class ToolHookContext(HookContext):
-    """What tool hooks see. `args` is live: a change in place is validated again before the tool runs."""
+    """What tool hooks see. `args` is live: a change in place is validated again before `tool` runs."""
 
     tool_call_id: str = ""
     tool_name: str = ""
     args: dict[str, Any] = field(default_factory=dict)
     tool_call: ToolCall | None = None
+    tool: AnyTool | None = field(default=None, repr=False)
     resumed_after_approval: bool = False
 
 

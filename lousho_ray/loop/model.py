@@ -153,17 +153,22 @@ def _book(state: RunState, reply: Reply, used: ProviderUsage, deps: RunDeps, *, 
     model = (reply.served_by.model if reply.served_by else None) or deps.model or deps.provider.default_model or "unknown"
     cost = Decimal(str(used.cost_usd)) if used.cost_usd is not None else estimate_cost(used, model)
     if cost is None and state.usage.cost is not None and deps.budget.limits_cost:
-        log.warning(
-            "The price of model %r is not known, so max_cost_usd is not checked in this run; register_model(id=%r, ...) sets it.",
-            model,
-            model,
-        )
+        warn_unpriced(model)
     state.usage.add_call(model, used, cost, estimated=estimated)
     for hosted in reply.hosted:
         state.usage.add_hosted(hosted.name)
     entry = StepUsage(state.steps, model, used, estimated, None if cost is None else float(cost))
     state.step_usage.append(entry)
     return entry, Spend(used.prompt_tokens, used.completion_tokens, cost, 1)
+
+
+def warn_unpriced(model: str) -> None:
+    """Says that from here on the run's cost is unknown, so that its limit on it does nothing."""
+    log.warning(
+        "The price of model %r is not known, so max_cost_usd is not checked in this run; register_model(id=%r, ...) sets it.",
+        model,
+        model,
+    )
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ from typing import Any
 from lousho_ray.cancellation import Aborted, AbortReason, AbortSignal
 from lousho_ray.clock import SYSTEM_CLOCK, Clock
 from lousho_ray.context.compaction import CompactionHook
+from lousho_ray.context.memoize import MemoizeHook
 from lousho_ray.definition import AgentDefinition
 from lousho_ray.errors import ConfigurationError, message_of
 from lousho_ray.loop.budget import Budget, LeadBudget
@@ -172,9 +173,12 @@ def input_of(state: RunState) -> tuple[Message, ...]:
     return tuple(itertools.takewhile(lambda message: message.role == "user", state.messages[state.opened_at :]))
 
 
-def _compaction(definition: AgentDefinition) -> tuple[CompactionHook, ...]:
+def _compaction(definition: AgentDefinition) -> tuple[Any, ...]:
     """The compaction hook comes last, so that it sees what the others added."""
-    return () if definition.compaction is None else (CompactionHook(definition.compaction),)
+    options = definition.compaction
+    if options is None:
+        return ()
+    return (*((MemoizeHook(),) if options.memoize_tools else ()), CompactionHook(options))
 
 
 def allowed_steps(definition: AgentDefinition, per_call: int | None) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from lousho_ray.errors import ConfigurationError
 from lousho_ray.events import CompactionDone, CompactionStart
 from lousho_ray.loop.hooks import HookContext
-from lousho_ray.loop.model import build_request
+from lousho_ray.loop.model import build_request, warn_unpriced
 from lousho_ray.loop.state import RunDeps, RunState
 from lousho_ray.messages import Message, assistant
 from lousho_ray.ports import GenerateOptions, GenerateResult, LLMProvider
@@ -102,6 +102,8 @@ async def side_call(
             raise
         raise final from error
     figures = meter(provider, request, assistant(result.text, result.tool_calls), result.usage, result.served_by)
+    if figures.cost is None and state.usage.cost is not None and deps.budget.limits_cost:
+        warn_unpriced(figures.model)
     figures.add_to(state.usage)
     cost_usd = None if figures.cost is None else float(figures.cost)
     entry = StepUsage(state.steps, figures.model, figures.usage, figures.estimated, cost_usd, purpose)

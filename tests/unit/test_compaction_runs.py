@@ -30,7 +30,7 @@ from lousho_ray.ports import GenerateOptions, GenerateResult
 from lousho_ray.providers.limited import with_rate_limit
 from lousho_ray.testing.mock_model import mock_model
 from lousho_ray.tokens import estimate_request_tokens
-from lousho_ray.tools.tool import Tool
+from lousho_ray.tools.tool import Tool, define_tool
 from tests.unit.compaction_support import check_wire
 from tests.unit.loop_support import PolicyProvider, calls, collect, plain
 
@@ -470,3 +470,69 @@ async def test_a_cancelled_send_leaves_no_compaction_behind() -> None:
     assert not any("summary" in message.text for message in result.messages)
     assert ToolCall("call_5", "read", "{}") in result.messages[-2].tool_calls
     assert result.messages[0] == system("You are a helpful assistant.")
+
+
+async def test_a_repeated_read_is_answered_from_its_earlier_result_until_something_was_written() -> None:
+    # LES-60
+    log: list[str] = []
+
+    def made(name: str, effect: Any, **more: Any) -> Any:
+        async def execute(args: Any) -> str:
+            log.append(name)
+            return f"{name} {len(log)}"
+
+        return define_tool(name=name, description=f"Tool {name}.", execute=execute, effect=effect, **more)
+
+    tools = [made("look", "read"), made("write", None), made("again", "idempotent")]
+    script = [calls("look"), calls("look", "again"), calls("write"), calls("look"), calls("look"), "done"]
+    agent = reader({**SMALL, "memoize_tools": True}, [*script, *script], tools=tools)
+    first = await agent.send("Go.")
+    assert log == ["look", "again", "write", "look"]
+    texts = [message.text for message in first.messages if message.tool_name == "look"]
+    assert texts[0] == '"look 1"'
+    assert json.loads(texts[1]) == {"note": "Answered from the earlier identical call of this run.", "result": "look 1"}
+    assert texts[2] == '"look 4"'
+    await agent.send("Go.")
+    assert len(log) == 8  # another run remembers nothing of this one
+
+
+async def test_calls_with_other_arguments_or_approvals_or_errors_are_made_anew() -> None:
+    # LES-60
+    log: list[Any] = []
+
+    async def look(args: Any) -> str:
+        log.append(args)
+        raise ValueError("gone")
+
+    async def asking(args: Any) -> str:
+        log.append("asked")
+        return "ok"
+
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    tools = [
+        define_tool(name="look", description="Looks.", execute=look, effect="read", input=schema),
+        define_tool(name="ask", description="Asks.", execute=asking, effect="read", needs_approval=True),
+    ]
+    script = [calls(("look", {"n": 1})), calls(("look", {"n": 2})), calls(("look", {"n": 1})), calls("ask"), calls("ask"), "done"]
+    result = await reader({"memoize_tools": True}, script, tools=tools, approve=lambda call: True).send("Go.")
+    assert result.finish_reason == "stop"
+    assert len(log) == 5
+
+
+async def test_a_marker_shows_what_the_preview_option_says() -> None:
+    # LES-60
+    result = await reader({**SMALL, "preview_chars": 10}).send("Go.")
+    assert result.messages[3].text == '[pruned: read result, 4002 chars]\narguments: {}\nbegins: "rrrrrrrrr'
+
+
+async def test_a_summarizer_without_a_price_is_named_where_costs_are_limited(caplog: pytest.LogCaptureFixture) -> None:
+    # RUN-72
+    free = mock_model(READS_AND_DONE, default_model="gpt-4o")
+    agent = reader(
+        {**SMALL, "strategy": summarize_strategy(model=mock_model(["S"] * 9, default_model="unpriced-1"))},
+        provider=free,
+        limits={"max_cost_usd": 100},
+    )
+    result = await agent.send("Go.")
+    assert result.usage.cost_usd is None
+    assert sum("'unpriced-1'" in record.message and "max_cost_usd" in record.message for record in caplog.records) == 1

@@ -116,6 +116,8 @@ KEYS: dict[type[Options], dict[str, tuple[list[Any], list[Any]]]] = {
         "protected_tokens": NATURAL,
         "reserve_output_tokens": NATURAL,
         "on_compaction": FUNCTION,
+        "preview_chars": NATURAL,
+        "memoize_tools": FLAG,
     },
     # TS-03
     ToolSearchOptions: {
