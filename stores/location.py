@@ -185,7 +185,7 @@ def _s3(url: str, rest: str, history_limit: int) -> StoreLocation:
     path, _, query = rest.partition("?")
     bucket, _, prefix = path.partition("/")
     options = dict(parse_qsl(query, keep_blank_values=True))
-    if "@" in path or any(re.search("key|secret|token|password", name, re.IGNORECASE) for name in options):
+    if "@" in unquote(rest) or any(re.search("key|secret|token|password", name, re.IGNORECASE) for name in options):
         # The URL itself is not repeated: what is in it is secret.
         raise ConfigurationError(
             "An S3 store URL holds no credentials: they would end up in logs. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "

@@ -108,16 +108,20 @@ def import_obstore() -> Any:
 
 
 class Bucket:
-    """The objects below one prefix of a bucket. Its methods run on the store's own event loop."""
+    """The objects below one prefix of a bucket. Its methods run on the store's own event loop.
+
+    Attributes:
+        conditional: Whether a write for another version than the current one fails.
+    """
 
     def __init__(self, location: StoreLocation, now: Callable[[], int]) -> None:
         self._obstore = import_obstore()
         self._location = location
         self._now = now
-        self._conditional = not location.s3.single_writer
+        self.conditional = not location.s3.single_writer
         self._client = _client(location)
         self._probe = asyncio.Lock()
-        self._checked = not self._conditional
+        self._checked = not self.conditional
 
     @property
     def url(self) -> str:
@@ -300,7 +304,7 @@ class Bucket:
 
     async def _put(self, key: str, body: bytes, base: str | None) -> str:
         mode: Any = "overwrite"
-        if self._conditional:
+        if self.conditional:
             mode = "create" if base is None else {"e_tag": base}
         exceptions = self._obstore.exceptions
         try:

@@ -69,9 +69,11 @@ class S3Checkpoints:
         """Replaces the checkpoint first: whether it is allowed to is decided there. A save sent again writes its entry again."""
         key, fields = _key(facts.id), {"checkpoint": text}
         found = self._known.get(facts.id)
+        # A run of which nothing is known is taken for a new one: if it is not, creating it fails.
+        trusted = self._bucket.conditional if found is None else self._is_newer(facts, found)
         for attempt in range(MOST_TRIES):
             await pause(attempt)
-            if attempt or (found is not None and not self._is_newer(facts, found)):
+            if attempt or not trusted:
                 found = await self._bucket.read(key, whole=False)
             head = self._next_head(facts, found)
             document = Document.of(head, fields)

@@ -256,7 +256,7 @@ class S3Sessions:
         """Gives the transcript a new version, so that no save that is for an older one can land any more."""
 
         def decide(found: Stored | None) -> tuple[Document, None]:
-            if found is None or found.gone:
+            if found is None:
                 return Document({"gone": True, "savedAt": self._now(), "fence": fence}), None
             return found.with_head(fence=fence), None
 

@@ -21,20 +21,30 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
+from lousho_ray.stores.s3 import S3Store
+
 BUCKET = "agents"
 KEY_ID = "test-key"
+CREDENTIALS = {"access_key_id": KEY_ID, "secret_access_key": "test-secret"}
 PAGE = 3
 """Keys of one listing page: small, so that every test of listings turns pages."""
 
-Action = Literal["drop-before", "drop-after", "hang", "conflict", "slow-down", "denied"]
+Action = Literal["drop-before", "drop-after", "hang", "late", "conflict", "slow-down", "denied"]
 
 
 @dataclass(slots=True)
 class Fault:
     """What happens to the next `times` requests of `method` whose key matches.
 
-    `drop-before`: the connection ends and nothing happens. `drop-after`: it happens, but the answer is lost. `hang`: no answer
-    until `release`. `conflict`: 409, as S3 answers to conditional writes at one moment. `slow-down`: 503. `denied`: 403.
+    - `drop-before`: the connection ends and nothing happens.
+    - `drop-after`: it happens, but the answer is lost.
+    - `hang`: no answer until `release`, and nothing happens.
+    - `late`: it happens after `release`, whether or not the client still waits.
+    - `conflict`: 409, as S3 answers to conditional writes of one moment.
+    - `slow-down`: 503.
+    - `denied`: 403.
+
+    `met` is set when the first such request has arrived, `done` when a late one has happened.
     """
 
     method: str
@@ -42,6 +52,8 @@ class Fault:
     action: Action
     times: int = 1
     release: threading.Event = field(default_factory=threading.Event)
+    met: threading.Event = field(default_factory=threading.Event)
+    done: threading.Event = field(default_factory=threading.Event)
 
 
 class S3Server:
@@ -103,6 +115,10 @@ class S3Server:
                     fault.times -= 1
                     return fault
             return None
+
+
+def store_of(server: S3Server, prefix: str = "app", **options: Any) -> S3Store:
+    return S3Store(BUCKET, prefix, **{"endpoint": server.endpoint, "region": "us-east-1", "credentials": CREDENTIALS, **options})
 
 
 class _Http(ThreadingHTTPServer):
@@ -178,11 +194,16 @@ class _Handler(BaseHTTPRequestHandler):
         if fault is not None and fault.action == "drop-after":
             self.close_connection = True
             return
-        self._send(method, *answer)
+        if fault is not None and fault.action == "late":
+            self.close_connection = True
+            fault.done.set()
+        with suppress(OSError):  # the client may have given up
+            self._send(method, *answer)
 
     def _meet(self, fault: Fault) -> bool:
         """Whether the request ends here."""
-        if fault.action == "hang":
+        fault.met.set()
+        if fault.action in ("hang", "late"):
             fault.release.wait(30)
         if fault.action in ("hang", "drop-before"):
             self.close_connection = True

@@ -7,23 +7,15 @@ from typing import Any
 
 import pytest
 
-
-from lousho_ray.stores.s3 import S3Store
 from lousho_ray.testing.clock import FakeClock
 from lousho_ray.testing.store_contract import StoreCheck, store_checks
-from tests.contract.s3_server import BUCKET, KEY_ID, S3Server
-
-CREDENTIALS = {"access_key_id": KEY_ID, "secret_access_key": "test-secret"}
+from tests.contract.s3_server import S3Server, store_of
 
 
 @pytest.fixture
 def server() -> Iterator[S3Server]:
     with S3Server() as running:
         yield running
-
-
-def store_of(server: S3Server, prefix: str = "app", **options: Any) -> S3Store:
-    return S3Store(BUCKET, prefix, endpoint=server.endpoint, region="us-east-1", credentials=CREDENTIALS, **options)
 
 
 # STO-02, STO-03, STO-04, STO-05, STO-06, STO-07, STO-08, STO-09, STO-10, STO-34 to STO-39, STO-44, STO-D2, STO-D8, STO-D10
