@@ -71,8 +71,9 @@ class Runtime(Protocol):
 class Agent(Generic[T]):
     """An agent. Make one with `create_agent()`."""
 
-    def __init__(self, definition: AgentDefinition, runtime: RuntimeName) -> None:
+    def __init__(self, definition: AgentDefinition, runtime: RuntimeName, options: Mapping[str, Any]) -> None:
         self._definition = definition
+        self._options = options
         self._runtime_name: RuntimeName = runtime
         self._own_approvals: ApprovalStore = definition.approval_store or InMemoryApprovalStore()
         self._approvals: Approvals[T] = Approvals(self._approval_store, self._link_of)
@@ -89,6 +90,11 @@ class Agent(Generic[T]):
     def approvals(self) -> Approvals[T]:
         """The calls of this agent that wait for a person."""
         return self._approvals
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """The options that `create_agent()` was given, read-only. What looks like a key is masked."""
+        return self._options
 
     @property
     def definition(self) -> AgentDefinition:
@@ -161,6 +167,10 @@ class Agent(Generic[T]):
         close = getattr(self._definition.provider, "aclose", None)
         if close is not None:
             await close()
+
+    def close_sync(self) -> None:
+        """`close()` for the clients of the `*_sync` calls."""
+        SYNC_LOOP.run(self.close())
 
     async def __aenter__(self) -> Agent[T]:
         await self.ready()

@@ -8,13 +8,14 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeVar, Unpack, cast, overload
 
 from lousho_ray.agent import Agent, RuntimeName
 from lousho_ray.agent_options import CreateAgentOptions
 from lousho_ray.context.compaction import check_compaction
 from lousho_ray.definition import DEFAULT_INSTRUCTIONS, AgentDefinition
-from lousho_ray.errors import ConfigurationError
+from lousho_ray.errors import ConfigurationError, mask_secrets
 from lousho_ray.limits.limiter import RateLimiter, create_rate_limiter
 from lousho_ray.loop.hooks import check_hooks
 from lousho_ray.loop.output import OutputContract
@@ -143,12 +144,22 @@ def create_agent(*, output: Any = None, **options: Any) -> Agent[Any]:
         on_event=_listener(given.get("on_event")),
         **_providers(given),
     )
-    return Agent(definition, _runtime_name(given.get("runtime")))
+    shown = {**given, "output": output} if output is not None else given
+    return Agent(definition, _runtime_name(given.get("runtime")), MappingProxyType({key: _shown(shown[key]) for key in shown}))
+
+
+def _shown(value: Any) -> Any:
+    """An option as `agent.options` shows it: later changes of a dict or list do not show, and no key does."""
+    if isinstance(value, str):
+        return mask_secrets(value)
+    if isinstance(value, Mapping):
+        return MappingProxyType({key: _shown(item) for key, item in value.items()})
+    return tuple(_shown(item) for item in value) if isinstance(value, list | tuple) else value
 
 
 def _providers(given: Mapping[str, Any]) -> dict[str, Any]:
     """The provider with its retries and fallbacks, and how to make one for a model string that a function returns."""
-    from lousho_ray.providers.resolve import resolve_from_environment, resolve_provider
+    from lousho_ray.providers.resolve import resolve_from_environment
     from lousho_ray.providers.wrapper import check_provider
 
     retry = given.get("retry")
@@ -161,34 +172,40 @@ def _providers(given: Mapping[str, Any]) -> dict[str, Any]:
     if callable(model):
         return {"provider": None, "provider_for": functools.partial(_provider_for, retry=retry, fallbacks=fallbacks)}
     if model is None:
-        provider = resolve_from_environment(caller="create_agent")
+        provider = _always_retried(resolve_from_environment(caller="create_agent"), retry)
     else:
-        provider = resolve_provider(model, caller="create_agent")
-    return {"provider": _with_fallbacks(_retried(provider, retry), fallbacks)}
+        provider = _resolved(model, retry)
+    return {"provider": _with_fallbacks(provider, fallbacks)}
 
 
 def _provider_for(spec: str, *, retry: Any, fallbacks: Sequence[LLMProvider]) -> LLMProvider:
-    from lousho_ray.providers.resolve import resolve_provider
-
-    return _with_fallbacks(_retried(resolve_provider(spec, caller="create_agent"), retry), fallbacks)
+    return _with_fallbacks(_resolved(spec, retry), fallbacks)
 
 
 def _retried(provider: LLMProvider, retry: Any) -> LLMProvider:
-    """Puts the one retry layer around a provider: asked for, or by default around the built-in ones."""
-    from lousho_ray.providers.retry import RetryProvider, with_retry
+    """Puts the one retry layer around a provider that was passed in: asked for, or by default around the built-in ones."""
+    from lousho_ray.providers.base import HTTPProvider
+    from lousho_ray.providers.retry import with_retry
 
-    if retry is False:
+    if retry is False or (retry is None and not isinstance(provider, HTTPProvider)):
         return provider
-    if retry is not None:
-        return with_retry(provider, retry)
-    own = getattr(provider, "max_retries", None)
-    if isinstance(provider, RetryProvider) or not isinstance(own, int):
-        return provider
-    return with_retry(provider, max_retries=own)
+    return with_retry(provider, retry if retry is not None else {"max_retries": getattr(provider, "max_retries", 2)})
+
+
+def _resolved(spec: str, retry: Any) -> LLMProvider:
+    """The provider of a model string, with two retries by default."""
+    from lousho_ray.providers.resolve import resolve_provider
+
+    return _always_retried(resolve_provider(spec, caller="create_agent"), retry)
+
+
+def _always_retried(provider: LLMProvider, retry: Any) -> LLMProvider:
+    from lousho_ray.providers.retry import with_retry
+
+    return provider if retry is False else with_retry(provider, retry)
 
 
 def _fallbacks(models: Any, retry: Any) -> tuple[LLMProvider, ...]:
-    from lousho_ray.providers.resolve import resolve_provider
     from lousho_ray.providers.wrapper import check_provider
 
     if isinstance(models, str) or not isinstance(models, Sequence):
@@ -199,7 +216,7 @@ def _fallbacks(models: Any, retry: Any) -> tuple[LLMProvider, ...]:
     found = []
     for model in models:
         if isinstance(model, str):
-            found.append(_retried(resolve_provider(model, caller="create_agent"), retry))
+            found.append(_resolved(model, retry))
         else:
             found.append(_retried(check_provider(model, "fallback_models"), retry))
     return tuple(found)
