@@ -145,7 +145,8 @@ class CompactionHook:
         foldable = foldable_tokens(self._strategy, work)
         if self._in_vain_at is None or foldable > self._in_vain_at:
             changed = await self._compact(ctx, work, bounds, size)
-            self._in_vain_at = None if changed else foldable
+            # Asked again: after a rejected summary a strategy counts only what it still may work on.
+            self._in_vain_at = None if changed else foldable_tokens(self._strategy, work)
 
     async def _compact(self, ctx: HookedRun, work: CompactionInput, bounds: Bounds, size: int) -> bool:
         strategy, emit = self._strategy.name, ctx.emit or _nobody_listens

@@ -536,3 +536,18 @@ async def test_a_summarizer_without_a_price_is_named_where_costs_are_limited(cap
     result = await agent.send("Go.")
     assert result.usage.cost_usd is None
     assert sum("'unpriced-1'" in record.message and "max_cost_usd" in record.message for record in caplog.records) == 1
+
+
+async def test_after_a_rejected_summary_new_results_are_pruned_as_they_leave_the_tail() -> None:
+    # CMP-25, LES-18
+    summarizer = mock_model(["word " * 20_000] * 99)
+    script = [*[calls("say", text="a" * 3_000)] * 18, *[calls("brief")] * 4, "done"]
+    options = {"context_window": 12_000, "protected_tokens": 300, "summarizer": summarizer}
+    agent = reader(options, script, tools=[plain("brief", "b" * 1_000), plain("say", 1)])
+    events = await collect(agent.stream("Go."))
+    found = [part for part in compactions(events) if part["type"] == "compaction.done"]
+    assert "rejected" in found[0]["error"]["message"]
+    assert found[0]["noop"] is True
+    worked = [part["prunedToolCallIds"] for part in found if part["prunedToolCallIds"]]
+    assert worked == [["call_19"], ["call_20"], ["call_21"]]
+    assert len(summarizer.calls) == 1
