@@ -221,6 +221,13 @@ ROWS = [
     Row("LOUSHO_CONFIG_MISSING_PROVIDER", Cfg, create_agent, "LOUSHO_MODEL"),
     Row("LOUSHO_CONFIG_MISSING_INPUT", Cfg, lambda: agent_of("x").send(None), "input"),  # type: ignore[arg-type]
     Row("LOUSHO_CONFIG_CONFLICTING_OPTIONS", Cfg, two_options, "prompt", {"field": "prompt"}),
+    Row(
+        "LOUSHO_CONFIG_MISSING_CHECKPOINT_STORE",
+        Cfg,
+        lambda: agent_of("x").stream("Hi", session_id="s"),
+        "session_id",
+        {"field": "session_id"},
+    ),
     Row("LOUSHO_CONFIG_RESOLVER_FAILED", Cfg, resolver_fails, "instructions=", {"field": "instructions"}, LookupError),
     Row("LOUSHO_PROVIDER_SPEC_INVALID", Cfg, lambda: create_agent(model="gpt-4o"), "gpt-4o", {"field": "model"}),
     Row("LOUSHO_PROVIDER_UNKNOWN", Cfg, lambda: create_agent(model="opnai/x"), "Did you mean 'openai/x'?", {"field": "model"}),
@@ -312,7 +319,7 @@ ROWS = [
 LATER = {
     "chapter 10 (the executor)": ("CONFIG_MISSING_AGENT", "APPROVAL_STORE_MISSING"),
     "chapters 12, 13 and 14 (forks, runs with a session id, sessions of principals)": (
-        *("CONFIG_MISSING_CHECKPOINT_STORE", "SESSION_STREAM_UNSUPPORTED", "SESSION_FORK_UNSUPPORTED"),
+        *("SESSION_STREAM_UNSUPPORTED", "SESSION_FORK_UNSUPPORTED"),
         *("SESSION_STEP_NOT_FOUND", "SESSION_EXISTS", "CHECKPOINT_NOT_FOUND", "SESSION_FORBIDDEN", "APPROVAL_FORBIDDEN"),
         "APPROVAL_CONFLICT",
     ),

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import json
+import time
+from pathlib import Path
 from typing import Any
 
 import pydantic
 import pytest
 
 from lousho_ray.agent_options import CreateAgentOptions
+from lousho_ray.context.strategies import prune_tool_results_strategy, two_phase_strategy
 from lousho_ray.create import create_agent
 from lousho_ray.errors import ConfigurationError, LoushoError
 from lousho_ray.messages import ToolCall, user
@@ -20,6 +25,7 @@ from lousho_ray.providers.mock import MockProvider
 from lousho_ray.stores.memory import InMemoryApprovalStore, MemorySessionStore, memory_store
 from lousho_ray.testing.mock_model import mock_model
 from lousho_ray.tools.tool import define_tool
+from tests.unit.compaction_support import conversation, work
 from tests.unit.loop_support import PolicyProvider, agent_of, calls, kinds, plain, results, shape
 
 TASK = ("task", {"agent": "w", "prompt": "Dig", "description": "d"})
@@ -473,3 +479,97 @@ async def test_every_model_setting_reaches_the_request(where: str) -> None:
     agent = create_agent(provider=model, tools=[plain("a")], **({"model_settings": ALL_SETTINGS} if where == "agent" else {}))
     await agent.send("Hi", **({"model_settings": ALL_SETTINGS} if where == "call" else {}))
     assert {**model.calls[0].settings, "stop": list(model.calls[0].settings["stop"])} == ALL_SETTINGS
+
+
+def test_a_reasoning_summary_is_asked_for_when_wanted() -> None:
+    for summary, sent in (("auto", {"effort": "low", "summary": "auto"}), (None, {"effort": "low"})):
+        reasoning = create_agent(provider=MockProvider(), reasoning={"effort": "low", "summary": summary}).definition.reasoning
+        provider = OpenAIProvider(api_key="k", api="responses")
+        body = json.loads(provider.call(GenerateOptions([user("Hi")], reasoning=reasoning), "gpt-5", stream=False).body)
+        assert body["reasoning"] == sent
+
+
+def test_project_instructions_are_read_from_the_files_named(tmp_path: Path) -> None:
+    # CA-39
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "AGENTS.md").write_text("Use tabs.")
+    (tmp_path / "RULES.md").write_text("Use spaces.")
+    agent = create_agent(provider=MockProvider(), project_instructions={"cwd": str(tmp_path), "files": ["RULES.md"]})
+    assert "Use spaces." in agent.definition.project_block
+    assert "Use tabs." not in agent.definition.project_block
+
+
+async def test_the_mock_provider_answers_by_its_policy_and_takes_its_time() -> None:
+    # PRV-61
+    request = GenerateOptions([user("Hi")])
+    provider = MockProvider(policy=lambda options: f"re: {options.messages[-1].text}", delay_ms=20)
+    started = time.perf_counter()
+    assert (await provider.generate(request)).text == "re: Hi"
+    assert time.perf_counter() - started >= 0.015
+
+
+@pytest.mark.parametrize("two_phases", [False, True])
+def test_a_pruning_strategy_protects_what_it_is_told_to(two_phases: bool) -> None:
+    def pruned(**given: Any) -> str:
+        if two_phases:
+            summarizer = mock_model(["S"], "repeat-last")
+            strategy: Any = two_phase_strategy(model=summarizer, **given)
+        else:
+            strategy = prune_tool_results_strategy(**given)
+        output = strategy.compact(work(conversation(2, calls=1, chars=1_000), forced=False))
+        made = asyncio.run(output) if inspect.isawaitable(output) else output
+        return str(made.messages[3].text)
+
+    assert pruned().startswith("[pruned:")
+    assert "begins:" not in pruned()
+    assert "begins:" in pruned(preview_chars=20)
+    assert not pruned(protected_tokens=100_000).startswith("[pruned:")
+
+
+def test_an_agent_shows_its_options_read_only_and_without_keys() -> None:
+    # CA-50, CA-49
+    limits, tools = {"max_steps": 3}, [plain("a")]
+    agent = create_agent(
+        provider=MockProvider(),
+        instructions="Use sk-proj-abcdefghijklmnop1234.",
+        limits=limits,
+        tools=tools,
+        output=City,
+        hooks=None,
+    )
+    limits["max_steps"] = 9
+    tools.clear()
+    assert set(agent.options) == {"provider", "instructions", "limits", "tools", "output"}
+    assert agent.options["limits"] == {"max_steps": 3}
+    assert [tool.name for tool in agent.options["tools"]] == ["a"]
+    assert "abcdefghijklmnop" not in str(agent.options)
+    for change in (agent.options, agent.options["limits"]):
+        with pytest.raises(TypeError):
+            change["max_steps"] = 1
+    with pytest.raises(AttributeError):
+        agent.options = {}  # type: ignore[misc]
+
+
+async def test_a_run_with_a_session_id_goes_on_where_it_was() -> None:
+    # CA-36
+    ran: list[str] = []
+    model = mock_model([calls("a"), ConnectionError("gone"), "Done"])
+    agent = create_agent(provider=model, tools=[plain("a", log=ran)], store=memory_store(), retry=False)
+    with pytest.raises(LoushoError, match="gone"):
+        await agent.send("Go", session_id="run-1")
+    result = await agent.resume("run-1")
+    assert result is not None
+    assert result.text == "Done"
+    assert ran == ["a"]
+    assert await agent.resume("run-1") is None
+
+
+@pytest.mark.parametrize(
+    ("store", "session_id", "code"),
+    [(None, "s", "LOUSHO_CONFIG_MISSING_CHECKPOINT_STORE"), (memory_store(), "a b", "LOUSHO_SESSION_ID_INVALID")],
+)
+async def test_a_session_id_needs_checkpoints_and_a_fit_form(store: Any, session_id: str, code: str) -> None:
+    # CA-36
+    with pytest.raises(ConfigurationError) as caught:
+        await agent_of("never", store=store).send("Hi", session_id=session_id)
+    assert (caught.value.code, caught.value.field) == (code, "session_id")
