@@ -10,15 +10,17 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
-from lousho_ray.approvals import Approvals
+from lousho_ray.approvals import Approvals, PausedLink
 from lousho_ray.call_options import call_options
 from lousho_ray.context.compaction import check_compaction
 from lousho_ray.context.strategies import summarizers_of
 from lousho_ray.definition import AgentDefinition
-from lousho_ray.durable import StoredPauses, StoreParts, sessions_of
+from lousho_ray.durable import StoredPauses, StoreParts, sessions_of, store_parts
+from lousho_ray.durable_runs import RunLink
+from lousho_ray.errors import ConfigurationError
 from lousho_ray.events import Event
 from lousho_ray.handle import AgentRun, Input, LocalRun, settle
-from lousho_ray.ids import check_session_id, new_id, new_session_id
+from lousho_ray.ids import check_run_id, check_session_id, is_session_id, new_id, new_session_id
 from lousho_ray.limits.limiter import RateLimiter
 from lousho_ray.loop.checkpoint import RunFacts
 from lousho_ray.loop.emitter import Emitter, Stamp, guarded
@@ -30,13 +32,13 @@ from lousho_ray.loop_thread import SYNC_LOOP
 from lousho_ray.messages import Message
 from lousho_ray.option_checks import SESSION_KEYWORDS, check_choice, unknown_keyword
 from lousho_ray.ports import ApprovalStore, Observer
-from lousho_ray.session import TURN_POLICIES, SessionLink
+from lousho_ray.session import TURN_POLICIES, ResumeRequest, SessionLink, TurnRequest
 from lousho_ray.session_handle import Session
 from lousho_ray.session_host import LocalLink, SessionHost
 from lousho_ray.stores.memory import InMemoryApprovalStore, MemorySessionStore
 from lousho_ray.subagents import Spawner, open_with_subagents
 from lousho_ray.sync_calls import need_loop, sync_events
-from lousho_ray.turns import TurnLine
+from lousho_ray.turns import SessionLines, TurnLine
 
 T = TypeVar("T")
 
@@ -107,7 +109,8 @@ class Agent(Generic[T]):
         Args:
             input: Text, content parts (one user message) or messages.
             **options: `model_settings`, `max_steps`, `instructions` (appended to the agent's for this run), `reasoning`,
-                `metadata`, `principal`, and `cancel`, a `CancelToken`.
+                `metadata`, `principal`, and `cancel`, a `CancelToken`. `session_id` makes the run durable: what it has done so far
+                is in the agent's store, and sending again with the id goes on with it.
 
         Raises:
             ConfigurationError: An option or the input cannot be used.
@@ -156,8 +159,20 @@ class Agent(Generic[T]):
         return Session(definition, session_id, policy, link, self._approvals)
 
     async def resume(self, id: str) -> ExecutionResult[T] | None:
-        """Finishes the interrupted turn of session `id`; `None` when nothing is pending."""
-        return await self.session(id).resume()
+        """Finishes the unfinished run of `send(..., session_id=id)`, else the interrupted turn of session `id`.
+
+        `None` when there is neither.
+
+        Raises:
+            SessionAwaitingApprovalError: It waits for a decision.
+            ConfigurationError: `LOUSHO_CONFIG_MISSING_CHECKPOINT_STORE`.
+        """
+        observers = [] if self._definition.on_event is None else [guarded(self._definition.on_event)]
+        link = self._durable_run(id)
+        turn = link.start(ResumeRequest(new_id("run_")), observers)
+        turn.task.add_done_callback(lambda task: self._note_pause(task, link))
+        result: ExecutionResult[T] | None = await settle(turn)
+        return await self.session(id).resume() if result is None and is_session_id(id) else result
 
     async def ready(self) -> None:
         """Connects what the agent needs before its first run. Optional."""
@@ -184,18 +199,48 @@ class Agent(Generic[T]):
         return _runtime(self._runtime_name)
 
     def _start(self, input: Input, options: Mapping[str, Any], where: str, *, observed: bool) -> LocalRun:
-        call, cancel = call_options(options, f"agent.{where}()")
+        call, cancel = call_options(options, f"agent.{where}()", also=frozenset({"session_id"}))
         messages = as_messages(input)
+        run_id = options.get("session_id")
+        link: PausedLink = self._link_of({}) if run_id is None else self._durable_run(run_id)
+        if isinstance(link, RunLink):
+            observers = [] if self._definition.on_event is None else [guarded(self._definition.on_event)]
+            turn = link.start(TurnRequest(new_id("run_"), messages, call=call, observed=observed), observers)
+        else:
+            turn = self._plain_run(messages, call, observed=observed)
+        turn.task.add_done_callback(lambda task: self._note_pause(task, link))
+        if cancel is not None:
+            let_go = cancel.watch(turn.abort)
+            turn.task.add_done_callback(lambda _: let_go())
+        return turn
+
+    def _plain_run(self, messages: Sequence[Message], call: CallOptions, *, observed: bool) -> LocalRun:
         turn = LocalRun(new_id("run_"))
         sinks: list[Observer] = [] if self._definition.on_event is None else [guarded(self._definition.on_event)]
         if observed:
             sinks.append(turn.log.append)
         turn.start(self._run(turn, messages, call, sinks, observed=observed))
-        turn.task.add_done_callback(self._note_pause)
-        if cancel is not None:
-            let_go = cancel.watch(turn.abort)
-            turn.task.add_done_callback(lambda _: let_go())
         return turn
+
+    def _durable_run(self, id: str) -> RunLink:
+        """The runs under an id.
+
+        Raises:
+            ConfigurationError: `LOUSHO_CONFIG_MISSING_CHECKPOINT_STORE`, `LOUSHO_SESSION_ID_INVALID`.
+        """
+        check_run_id(id, "session_id")
+        store = self._definition.store
+        if getattr(store, "checkpoints", None) is None:
+            raise ConfigurationError(
+                "A run with a session_id needs a store with checkpoints: create_agent(store=memory_store()) or a SqliteStore.",
+                code="LOUSHO_CONFIG_MISSING_CHECKPOINT_STORE",
+                field="session_id",
+            )
+
+        async def parts() -> StoreParts:
+            return store_parts(await self.runtime().reach(store), self._own_approvals)
+
+        return RunLink(self._definition, id, parts, _run_lines().of(store, id), self.runtime().spawner)
 
     async def _run(
         self,
@@ -231,10 +276,12 @@ class Agent(Generic[T]):
         reached: ApprovalStore = (await self.runtime().reach(store)).approvals
         return reached
 
-    def _link_of(self, session_id: str | None) -> SessionLink:
-        """Where a decision is carried out: in the session the pause belongs to, or here for a plain run."""
-        if session_id is not None:
-            return self.session(session_id).link
+    def _link_of(self, snapshot: Mapping[str, Any]) -> PausedLink:
+        """Where a decision is carried out: in the session or the durable run that the pause belongs to, or here for a plain run."""
+        if snapshot.get("session") is not None:
+            return self.session(snapshot["session"]).link
+        if snapshot.get("sessionId") is not None:
+            return self._durable_run(snapshot["sessionId"])
         parts = StoreParts(MemorySessionStore(), None, self._own_approvals)
 
         def link(id: str) -> LocalLink:
@@ -242,14 +289,22 @@ class Agent(Generic[T]):
 
         return link("run")
 
-    def _note_pause(self, task: asyncio.Task[ExecutionResult[Any]]) -> None:
-        if not task.cancelled() and task.exception() is None and task.result().approval_id is not None:
-            self._approvals.made(str(task.result().approval_id), self._link_of(None))
+    def _note_pause(self, task: asyncio.Task[Any], link: PausedLink) -> None:
+        if task.cancelled() or task.exception() is not None or task.result() is None:
+            return
+        if task.result().approval_id is not None:
+            self._approvals.made(str(task.result().approval_id), link)
 
     def __repr__(self) -> str:
         provider = self._definition.provider
         model = self._definition.model if isinstance(self._definition.model, str) else getattr(provider, "default_model", None)
         return f"<Agent {self.name!r} provider={getattr(provider, 'name', None)!r} model={model!r}>"
+
+
+@functools.cache
+def _run_lines() -> SessionLines:
+    """The lines of the durable runs of this process."""
+    return SessionLines()
 
 
 @functools.cache

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from lousho_ray.durable import approval_not_found
 from lousho_ray.errors import AgentDriftError, ConfigurationError, ResumeToolMissingError, ToolArgumentsValidationError
@@ -16,10 +16,10 @@ from lousho_ray.loop.state import Decision
 from lousho_ray.loop_thread import SYNC_LOOP
 from lousho_ray.messages import decode_bytes
 from lousho_ray.option_checks import check_bool, check_choice
-from lousho_ray.session import DecisionRequest, SessionLink
+from lousho_ray.session import DecisionRequest
 
 if TYPE_CHECKING:
-    from lousho_ray.ports import ApprovalStore
+    from lousho_ray.ports import ApprovalStore, Observer
 
 T = TypeVar("T")
 
@@ -60,21 +60,29 @@ class PendingApproval:
         )
 
 
+class PausedLink(Protocol):
+    """Where a pause is, and where a decision on it is carried out."""
+
+    def start(self, request: DecisionRequest, observers: Sequence[Observer], /) -> RunSource: ...
+
+    async def approval(self, approval_id: str) -> Mapping[str, Any] | None: ...
+
+
 class Approvals(Generic[T]):
     """The pauses of one agent.
 
     Args:
         store: Gives the store where pauses made elsewhere are found.
-        session: The link to a session, or to the run of a plain `send()` (`None`), that a pause belongs to.
+        link: The link to what a pause belongs to, by the snapshot saved with it: a session, or the run of a plain `send()`.
     """
 
-    def __init__(self, store: Callable[[], Awaitable[ApprovalStore]], session: Callable[[str | None], SessionLink]) -> None:
+    def __init__(self, store: Callable[[], Awaitable[ApprovalStore]], link: Callable[[Mapping[str, Any]], PausedLink]) -> None:
         self._store = store
-        self._session = session
-        self._made: dict[str, SessionLink] = {}
+        self._link = link
+        self._made: dict[str, PausedLink] = {}
         self._watching: set[asyncio.Task[Any]] = set()
 
-    def made(self, approval_id: str, link: SessionLink) -> None:
+    def made(self, approval_id: str, link: PausedLink) -> None:
         """A run of this agent object paused."""
         self._made[approval_id] = link
 
@@ -168,7 +176,7 @@ class Approvals(Generic[T]):
                 f"Approval '{id}' is no question but a call of tool '{pending.tool_name}'; decide it with resolve().", field="id"
             )
 
-    async def _settled(self, id: str, link: SessionLink, source: RunSource) -> ExecutionResult[T]:
+    async def _settled(self, id: str, link: PausedLink, source: RunSource) -> ExecutionResult[T]:
         """The result of a continuation. A decision that was refused before it took the pause leaves that in the list."""
         try:
             result = await settle(source)
@@ -182,13 +190,13 @@ class Approvals(Generic[T]):
             self.made(result.approval_id, link)
         return result
 
-    async def _start(self, id: str, decision: Decision, *, observed: bool) -> tuple[SessionLink, RunSource]:
+    async def _start(self, id: str, decision: Decision, *, observed: bool) -> tuple[PausedLink, RunSource]:
         link = self._made.get(id)
         if link is None:
             record = await (await self._store()).load(id)
             if record is None:
                 raise approval_not_found(id)
-            link = self._session(record[1].get("session"))
+            link = self._link(record[1])
         return link, link.start(DecisionRequest(new_id("run_"), id, decision, observed), ())
 
 

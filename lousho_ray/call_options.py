@@ -12,13 +12,15 @@ from lousho_ray.option_checks import RUN_KEYWORDS, check_positive_int, check_tex
 from lousho_ray.options import ModelSettings, parse_options, parse_reasoning
 
 
-def call_options(options: Mapping[str, Any], where: str) -> tuple[CallOptions, CancelToken | None]:
-    """Checks the options of one `send()` / `stream()`.
+def call_options(
+    options: Mapping[str, Any], where: str, *, also: frozenset[str] = frozenset()
+) -> tuple[CallOptions, CancelToken | None]:
+    """Checks the options of one `send()` / `stream()`. `also` are keywords that the caller reads itself.
 
     Raises:
         ConfigurationError: `LOUSHO_CONFIG_INVALID`, with `field`; a keyword that belongs elsewhere says where.
     """
-    known = RUN_KEYWORDS - {"permission_mode"}
+    known = (RUN_KEYWORDS - {"permission_mode"}) | also
     for name in options:
         if name not in known:
             raise unknown_keyword(name, known, where)

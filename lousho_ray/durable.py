@@ -112,7 +112,7 @@ class StoredPauses:
         snapshot["metadata"] = encode_bytes(dict(self._facts.metadata))
         if self._key is not None:
             snapshot["sessionId"] = self._key
-        if self._facts.session_id is not None:
+        if self._facts.session_id is not None and self._facts.session_id != self._key:
             snapshot["session"] = self._facts.session_id
         if self._facts.principal is not None:
             snapshot["principal"] = encode_bytes(self._facts.principal)

@@ -33,6 +33,10 @@ def check_session_id(id: object, field: str = "session_id") -> str:
     raise _invalid(id, field, "1 to 128 characters of A-Z, a-z, 0-9, '_' and '-', for example 'customer-42'")
 
 
+def is_session_id(id: object) -> bool:
+    return isinstance(id, str) and _SESSION_ID.fullmatch(id) is not None
+
+
 def check_run_id(id: object, field: str = "session_id") -> str:
     """Returns `id` when it can name a run: like a session id, but up to 160 characters and with dots after the first.
 

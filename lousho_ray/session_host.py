@@ -81,7 +81,7 @@ class SessionHost:
     def start(self, request: Request, observers: Sequence[Observer] = ()) -> LocalRun:
         """Puts a request in line and returns its run. Must be called on the event loop that runs the session's turns."""
         turn = LocalRun(request.run_id)
-        emitter = _emitter(turn, observers, observed=request.observed)
+        emitter = run_emitter(turn, observers, observed=request.observed)
         match request:
             case TurnRequest():
                 self._enter_or_join(turn, request, emitter)
@@ -102,7 +102,7 @@ class SessionHost:
             return
         option = request.call.shaping_option()
         if option is not None:
-            turn.start(_reported(_refuse_joining(option, self._id), emitter))
+            turn.start(reported(_refuse_joining(option, self._id), emitter))
             return
         item = QueuedInput(request.input)
         (target.inbox.steer if request.policy == "steer" else target.inbox.enqueue)(item)
@@ -129,7 +129,7 @@ class SessionHost:
                 wait_ms=self._definition.session_wait_ms,
                 clock=self._clock,
             )
-            await _reported(lease.__aenter__(), emitter)
+            await reported(lease.__aenter__(), emitter)
             try:
                 return await body(lease)
             finally:
@@ -149,7 +149,7 @@ class SessionHost:
             taken = await turn.signal.guard(_taken(item, target))
             if taken or (not target.task.cancelled() and target.task.exception() is not None):
                 place.leave()
-                result = await _reported(turn.signal.guard(target.result()), emitter)
+                result = await reported(turn.signal.guard(target.result()), emitter)
                 emitter.emit(RunDone, finish_reason=result.finish_reason, text=result.text, usage=EventUsage.of(result.usage))
                 return result
         except Aborted as aborted:
@@ -171,9 +171,9 @@ class SessionHost:
         if self._parts.checkpoints is not None:
             left_behind = LocalRun(turn.run_id, abort=turn.signal)
             silent = Emitter(Stamp(turn.run_id))
-            history = await _reported(self._after_pending(left_behind, silent, lease), emitter)
+            history = await reported(self._after_pending(left_behind, silent, lease), emitter)
         else:
-            history = await _reported(lease.load(), emitter)
+            history = await reported(lease.load(), emitter)
         facts = RunFacts(
             self._definition.name, self._name, request.call.principal, request.call.metadata, self._definition.fingerprint
         )
@@ -234,7 +234,7 @@ class SessionHost:
         self, turn: LocalRun, request: DecisionRequest, emitter: Emitter, lease: TurnLease
     ) -> ExecutionResult[Any]:
         """Takes a paused turn up again with the decision. Of several deciders one gets it."""
-        pause = await _reported(open_pause(self._parts, request.approval_id), emitter)
+        pause = await reported(open_pause(self._parts, request.approval_id), emitter)
         decision = settled_decision(request.decision, pause.pending, self._clock.wall())
         left = self._unfinished(pause.snapshot, turn, str(pause.snapshot.get("sessionId")), pause.saved)
         left.decisions[pause.call_id] = decision
@@ -265,6 +265,7 @@ class SessionHost:
         left: Unfinished,
         ready: Callable[[RunDeps], Awaitable[None]],
         *,
+        call: CallOptions | None = None,
         observed: bool = False,
     ) -> ExecutionResult[Any]:
         """Drives an unfinished turn on from its state, once it is `ready`."""
@@ -274,7 +275,7 @@ class SessionHost:
         context.approve_in_code = not observed
         if recorder is not None:
             recorder.decisions.update(left.decisions)
-        context.call = CallOptions(principal=left.facts.principal, metadata=left.facts.metadata)
+        context.call = replace(call or CallOptions(), principal=left.facts.principal, metadata=left.facts.metadata)
         begun = Continuation.of(left.state.messages) if recorder is None else None
         context.commit = lambda result: self._commit(result, recorder, lease, continuation=begun)
         if left.waiting:
@@ -291,11 +292,11 @@ class SessionHost:
         spawner = self._spawner() if self._spawner is not None else None
         depth = self._definition.max_subagent_depth
         opening = open_with_subagents(self._definition, "", context, depth, spawner)
-        state, deps = await _reported(opening, emitter)
+        state, deps = await reported(opening, emitter)
         if ready is not None:
-            await _reported(ready(deps), emitter)
+            await reported(ready(deps), emitter)
         elif recorder is not None:
-            await _reported(recorder.save(state), emitter)
+            await reported(recorder.save(state), emitter)
         try:
             return await run(state, deps)
         except Exception as error:
@@ -487,12 +488,12 @@ async def _refuse_joining(option: str, session_id: str) -> ExecutionResult[Any]:
     )
 
 
-def _emitter(turn: LocalRun, observers: Sequence[Observer], *, observed: bool) -> Emitter:
+def run_emitter(turn: LocalRun, observers: Sequence[Observer], *, observed: bool) -> Emitter:
     sinks = (*observers, turn.log.append) if observed else tuple(observers)
     return Emitter(Stamp(turn.run_id), sinks, drain=turn.log.drain if observed else None)
 
 
-async def _reported(awaitable: Awaitable[T], emitter: Emitter) -> T:
+async def reported(awaitable: Awaitable[T], emitter: Emitter) -> T:
     """Awaits what comes before a run begins: a failure there has only `error` and `run.done`."""
     try:
         return await awaitable

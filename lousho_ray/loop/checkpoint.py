@@ -139,6 +139,15 @@ class Recorder:
             about = {} if replaces is None else {"replaces": replaces}
             await self._write({**last, "messages": messages, "status": "finished", "finishReason": result.finish_reason, **about})
 
+    async def stopped(self, result: ExecutionResult[Any]) -> None:
+        """Keeps an aborted run as it is, to be taken up again."""
+        async with self._lock:
+            self._over = True
+            calls = [{"id": call.id, "name": call.name, "args": encode_bytes(call.args)} for call in result.tool_calls]
+            about = {"messages": [_frozen(message) for message in result.messages], "toolCalls": calls}
+            about |= {"stepIndex": result.steps, "usage": result.usage.to_dict(), "toolErrors": result.tool_errors}
+            await self._write({**(self._last or {"sessionId": self.key}), **about, "settled": {}, "status": "in-progress"})
+
     async def failed(self, error: BaseException) -> None:
         """Notes a failure that trying again cannot mend, beside the last good state."""
         async with self._lock:
