@@ -14,4 +14,5 @@ def pin_message(message: Message) -> Message:
 
 
 def is_pinned(message: Message) -> bool:
+    """Whether `pin_message()` marked this message."""
     return message.metadata is not None and message.metadata.get("pinned") is True
