@@ -32,6 +32,7 @@ from lousho_ray.loop_thread import SYNC_LOOP
 from lousho_ray.messages import Message
 from lousho_ray.option_checks import SESSION_KEYWORDS, check_choice, unknown_keyword
 from lousho_ray.ports import ApprovalStore, Observer
+from lousho_ray.run_forks import RunFork, fork_run
 from lousho_ray.session import TURN_POLICIES, ResumeRequest, SessionLink, TurnRequest
 from lousho_ray.session_handle import Session
 from lousho_ray.session_host import LocalLink, SessionHost
@@ -173,6 +174,27 @@ class Agent(Generic[T]):
         turn.task.add_done_callback(lambda task: self._note_pause(task, link))
         result: ExecutionResult[T] | None = await settle(turn)
         return await self.session(id).resume() if result is None and is_session_id(id) else result
+
+    async def fork(
+        self, id: str, from_step: int, patch: Mapping[str, Any] | None = None, new_session_id: str | None = None
+    ) -> RunFork:
+        """A new durable run that goes on from a step of run `id`; `resume(fork.session_id)` runs it. The source stays as it is.
+
+        Args:
+            id: The `session_id` of the run to fork.
+            from_step: The step; the newest save of it that is kept counts.
+            patch: `messages`, a function of the list of messages; `tool_result`, `{"tool_call_id", "result"}`; `append_input`, a
+                user message behind everything else. Applied in this order.
+            new_session_id: Default `<id>.fork-<n>` with the first free n.
+
+        Raises:
+            LoushoError: `LOUSHO_CHECKPOINT_NOT_FOUND`, with the steps that are kept.
+            ConfigurationError: The id is taken, the patch cannot be applied, or the store keeps no history.
+        """
+        self._durable_run(id)
+        return await fork_run(
+            (await self.runtime().reach(self._definition.store)).checkpoints, id, from_step, patch, new_session_id
+        )
 
     async def ready(self) -> None:
         """Connects what the agent needs before its first run. Optional."""

@@ -134,19 +134,28 @@ class Recorder:
         """
         async with self._lock:
             self._over = True
-            messages = [_frozen(message) for message in result.messages]
-            last = self._last or {"sessionId": self.key}
             about = {} if replaces is None else {"replaces": replaces}
-            await self._write({**last, "messages": messages, "status": "finished", "finishReason": result.finish_reason, **about})
+            ended = {"status": "finished", "finishReason": result.finish_reason, **about}
+            await self._write({**self._ended(result), **ended})
 
     async def stopped(self, result: ExecutionResult[Any]) -> None:
         """Keeps an aborted run as it is, to be taken up again."""
         async with self._lock:
             self._over = True
-            calls = [{"id": call.id, "name": call.name, "args": encode_bytes(call.args)} for call in result.tool_calls]
-            about = {"messages": [_frozen(message) for message in result.messages], "toolCalls": calls}
-            about |= {"stepIndex": result.steps, "usage": result.usage.to_dict(), "toolErrors": result.tool_errors}
-            await self._write({**(self._last or {"sessionId": self.key}), **about, "settled": {}, "status": "in-progress"})
+            await self._write({**self._ended(result), "status": "in-progress"})
+
+    def _ended(self, result: ExecutionResult[Any]) -> dict[str, Any]:
+        """The record of a run that has ended."""
+        return {
+            **(self._last or {"sessionId": self.key}),
+            "messages": [_frozen(message) for message in result.messages],
+            "toolCalls": [{"id": call.id, "name": call.name, "args": encode_bytes(call.args)} for call in result.tool_calls],
+            "stepIndex": result.steps,
+            "stepUsage": [_step_to_json(entry) for entry in result.step_usage],
+            "usage": result.usage.to_dict(),
+            "toolErrors": result.tool_errors,
+            "settled": {},
+        }
 
     async def failed(self, error: BaseException) -> None:
         """Notes a failure that trying again cannot mend, beside the last good state."""

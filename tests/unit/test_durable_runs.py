@@ -18,6 +18,7 @@ from lousho_ray.errors import (
 )
 from lousho_ray.messages import Message, system, user
 from lousho_ray.ports import ToolContext
+from lousho_ray.run_forks import get_checkpoint_history
 from lousho_ray.stores.memory import MemorySessionStore, memory_store
 from lousho_ray.testing.mock_model import mock_model
 from lousho_ray.tools.tool import tool
@@ -290,3 +291,82 @@ async def test_other_options_of_the_call_count_for_a_resume_too() -> None:
         await agent.send("Hi", session_id="r")
     result = await agent.send([], session_id="r", max_steps=1)
     assert (result.finish_reason, result.steps) == ("max-steps", 1)
+
+
+# --------------------------------------------------------------------------------------------------------- history and forks
+
+
+async def two_steps(store: Any, *turns: Any, **options: Any) -> Any:
+    agent = agent_of(calls("mark", "mark"), "Done", *turns, tools=[mark, guarded], store=store, **options)
+    await agent.send("Hi", session_id="r")
+    return agent
+
+
+async def test_the_history_of_a_run_is_newest_first() -> None:
+    # DUR-46, DUR-47
+    store = memory_store()
+    await two_steps(store)
+    entries = await get_checkpoint_history(store, "r")
+    assert entries is not None
+    assert (entries[0]["step"], entries[0]["status"]) == (2, "finished")
+    assert [entry["step"] for entry in entries] == sorted((entry["step"] for entry in entries), reverse=True)
+    assert set(entries[0]) == {"step", "saved_at", "status", "checkpoint"}
+    assert await get_checkpoint_history(store.checkpoints, "r", limit=1) == entries[:1]
+    assert await get_checkpoint_history(store, "none") == []
+    assert await get_checkpoint_history(SessionsOnly(), "r") is None
+
+
+async def test_a_fork_runs_on_from_a_step_and_leaves_the_source_alone() -> None:
+    # DUR-49, DUR-50, DUR-51, DUR-52
+    store = memory_store()
+    agent = await two_steps(store, "Other end")
+    before = await store.checkpoints.load("r")
+    fork = await agent.fork("r", 1, patch={"tool_result": {"tool_call_id": "call_2", "result": 7}, "append_input": "Be quick."})
+    assert (fork.session_id, fork.step) == ("r.fork-1", 1)
+    result = await agent.resume(fork.session_id)
+    called = ["assistant:+mark,mark", "tool:mark", "tool:mark"]
+    assert shape(result.messages)[1:] == ["user:Hi", *called, "user:Be quick.", "assistant:Other end"]
+    assert [message.text for message in result.messages if message.role == "tool"] == ['"marked a"', "7"]
+    assert result.steps == 2
+    assert await store.checkpoints.load("r") == before
+    assert (await agent.fork("r", 1)).session_id == "r.fork-2"
+    assert (await agent.fork("r", 1, new_session_id="mine")).session_id == "mine"
+    with pytest.raises(ConfigurationError) as raised:
+        await agent.fork("r", 1, new_session_id="mine")
+    assert raised.value.field == "new_session_id"
+
+
+async def test_a_fork_of_a_pause_asks_again() -> None:
+    # DUR-51
+    store = memory_store()
+    agent = agent_of(calls("guarded"), "Done", tools=[guarded], store=store)
+    paused = await agent.send("Hi", session_id="r")
+    fork = await agent.fork("r", 1)
+    assert "approvalId" not in fork.checkpoint
+    again = await agent.resume(fork.session_id)
+    assert again.finish_reason == "awaiting-approval"
+    assert again.approval_id != paused.approval_id
+    forked = await agent.fork("r", 1, patch={"tool_result": {"tool_call_id": "call_1", "result": "given"}})
+    assert '"given"' in [message.text for message in (await agent.resume(forked.session_id)).messages]
+
+
+async def test_forks_that_cannot_be_made() -> None:
+    # DUR-52
+    store = memory_store()
+    agent = await two_steps(store)
+    with pytest.raises(LoushoError) as raised:
+        await agent.fork("r", 9)
+    assert raised.value.code == "LOUSHO_CHECKPOINT_NOT_FOUND"
+    assert "0, 1, 2" in str(raised.value)
+    for patch, field in (
+        ({"tool_reslt": 1}, "patch.tool_reslt"),
+        ({"messages": []}, "patch.messages"),
+        ({"tool_result": {"tool_call_id": "call_1"}}, "patch.tool_result"),
+        ({"tool_result": {"tool_call_id": "x", "result": 1}}, "patch.tool_result.tool_call_id"),
+    ):
+        with pytest.raises(ConfigurationError) as refused:
+            await agent.fork("r", 1, patch=patch)
+        assert refused.value.field == field
+    with pytest.raises(ConfigurationError) as refused:
+        await agent.fork("r", 2)
+    assert refused.value.field == "patch.append_input"
