@@ -16,6 +16,7 @@ import ray
 from ray.exceptions import (
     ActorDiedError,
     ActorUnavailableError,
+    AuthenticationError,
     GetTimeoutError,
     RayActorError,
     RayError,
@@ -82,8 +83,9 @@ def attach() -> None:
                 ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         except (OSError, RayError, RuntimeError, ValueError) as error:
             where = f"the cluster at RAY_ADDRESS={address}" if address else "a local cluster"
+            token = " It asks for a token: set RAY_AUTH_MODE=token where the token file is." if _wants_token(error) else ""
             raise ConfigurationError(
-                f"Cannot join {where}: {error}. Start one with `ray start --head`, set RAY_ADDRESS to a running one, "
+                f"Cannot join {where}: {error}.{token} Start one with `ray start --head`, set RAY_ADDRESS to a running one, "
                 "or use runtime='local'.",
                 field="runtime",
             ) from error
@@ -94,6 +96,14 @@ def _knock(address: str) -> None:
     host, _, port = address.rpartition(":")
     if host and "//" not in host and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S).close()
+
+
+def _wants_token(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, AuthenticationError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 async def attached() -> None:

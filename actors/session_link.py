@@ -191,10 +191,13 @@ class HostedTurn:
         self._result = self._task(self._fetch_result())
         if self._observers:
             self._pumping = self._task(self._pump())
-        if self._log is not None:
-            # Once the turn is over what is left to read is bounded: the observers get it whether the handle's reader goes on or not.
-            self._result.add_done_callback(lambda _, log=self._log: log.stop_reading())
+        self._result.add_done_callback(self._over)
         return begun
+
+    def _over(self, _: asyncio.Task[Any]) -> None:
+        """What is left to read is bounded now: the observers get it, whether the handle's own reader goes on or not."""
+        if self._log is not None:
+            self._log.stop_reading()
 
     async def read(self, cursor: int) -> tuple[list[Event], int, bool]:
         if self._log is not None:
