@@ -113,7 +113,7 @@ def _patched(record: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, A
         messages += as_messages(patch["append_input"])
     if messages and messages[-1].role == "assistant" and not messages[-1].tool_calls:
         raise ConfigurationError(
-            "The run had ended with its final reply at that step: give the fork something to answer with patch={'append_input': ...}.",
+            "The run had its final reply at that step: give the fork something to answer: patch={'append_input': ...}.",
             field="patch.append_input",
         )
     return {"messages": [message.to_dict() for message in messages], "settled": settled}
