@@ -15,6 +15,7 @@ from typing import Any, TypedDict
 from lousho_ray.clock import Clock, timestamp
 from lousho_ray.errors import ConfigurationError, StorageError
 from lousho_ray.ids import check_run_id
+from lousho_ray.stores.json_form import SplitRecord
 
 DEFAULT_HISTORY_LIMIT = 50
 
@@ -172,3 +173,18 @@ def epoch_ms(iso_time: str, field: str) -> int:
         return round(datetime.fromisoformat(iso_time).timestamp() * 1000)
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"{field} must be an ISO 8601 time; got {iso_time!r}.", field=field) from error
+
+
+def newest_page(found: list[SessionInfo], limit: int | None, before: SessionInfo | None) -> list[SessionInfo]:
+    """One page of session records, newest first."""
+    check_limit(limit)
+    found.sort(key=lambda info: (info["updated_at"], info["id"]), reverse=True)
+    if before is not None:
+        last = (before["updated_at"], before["id"])
+        found = [info for info in found if (info["updated_at"], info["id"]) < last]
+    return found[:limit]
+
+
+def history_entry(facts: CheckpointFacts, record: SplitRecord, saved_at_ms: int, path: str | None = None) -> HistoryEntry:
+    checkpoint = record.join(f"checkpoint '{facts.id}'", path)
+    return HistoryEntry(step=facts.step, saved_at=iso(saved_at_ms), status=facts.status, checkpoint=checkpoint)

@@ -29,11 +29,11 @@ from lousho_ray.stores.entries import (
     cutoff_ms,
     iso,
     milliseconds,
+    newest_page,
 )
 from lousho_ray.stores.file_approvals import FileApprovalStore, read_object
 from lousho_ray.stores.folder import Folder, FolderThread
 from lousho_ray.stores.json_form import dumps, encode_message, own
-from lousho_ray.stores.memory import newest_page
 from lousho_ray.stores.parts import ClosingStore
 
 

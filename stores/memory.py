@@ -27,8 +27,10 @@ from lousho_ray.stores.entries import (
     check_limit,
     check_prefix,
     cutoff_ms,
+    history_entry,
     iso,
     milliseconds,
+    newest_page,
     session_of,
 )
 from lousho_ray.stores.json_form import SplitRecord, dumps, loads, own, split
@@ -373,21 +375,6 @@ def memory_store(history_limit: int = DEFAULT_HISTORY_LIMIT, *, clock: Clock = S
         clock: Where the time of leases and records comes from.
     """
     return MemoryStore(history_limit, clock=clock)
-
-
-def newest_page(found: list[SessionInfo], limit: int | None, before: SessionInfo | None) -> list[SessionInfo]:
-    """One page of session records, newest first."""
-    check_limit(limit)
-    found.sort(key=lambda info: (info["updated_at"], info["id"]), reverse=True)
-    if before is not None:
-        last = (before["updated_at"], before["id"])
-        found = [info for info in found if (info["updated_at"], info["id"]) < last]
-    return found[:limit]
-
-
-def history_entry(facts: CheckpointFacts, record: SplitRecord, saved_at_ms: int, path: str | None = None) -> HistoryEntry:
-    checkpoint = record.join(f"checkpoint '{facts.id}'", path)
-    return HistoryEntry(step=facts.step, saved_at=iso(saved_at_ms), status=facts.status, checkpoint=checkpoint)
 
 
 def _share(record: SplitRecord, last: SplitRecord) -> SplitRecord:

@@ -20,11 +20,10 @@ from lousho_ray.errors import StorageError
 from lousho_ray.ids import check_run_id
 from lousho_ray.messages import Message
 from lousho_ray.stores import lease as leases
-from lousho_ray.stores.entries import SessionInfo, iso, milliseconds
+from lousho_ray.stores.entries import SessionInfo, iso, milliseconds, newest_page
 from lousho_ray.stores.folder import file_name, id_of
 from lousho_ray.stores.json_form import encode_message, own
 from lousho_ray.stores.lease import Lease
-from lousho_ray.stores.memory import newest_page
 from lousho_ray.stores.s3_bucket import MOST_TRIES, Bucket, Conflict, Document, Stored, pause, side_by_side
 from lousho_ray.stores.s3_lanes import Lanes
 from lousho_ray.stores.sqlite_sessions import LARGE_CHARS

@@ -64,6 +64,7 @@ PUBLIC = [
     "OpenRouterProvider",
     "OperationTimeoutError",
     "PiProvider",
+    "ProjectInstructions",
     "PropagatingToolError",
     "RateLimitError",
     "RateLimiter",
@@ -98,6 +99,7 @@ PUBLIC = [
     "is_agent_event",
     "is_pinned",
     "list_models",
+    "load_project_instructions",
     "memory_store",
     "pin_message",
     "prune_tool_results_strategy",
@@ -316,13 +318,14 @@ def normal(requirement: str) -> str:
 
 
 def test_every_dependency_is_imported_and_every_import_is_a_dependency() -> None:
-    declared = {normal(item) for item in PROJECT["project"]["dependencies"]}
+    project = PROJECT["project"]
+    declared = {normal(item) for item in (*project["dependencies"], *project["optional-dependencies"]["s3"])}
     assert distributions(imported(python_files(ROOT / "lousho_ray"))) == declared
 
 
 def test_the_dev_extra_covers_what_tests_and_benchmarks_import() -> None:
     project = PROJECT["project"]
     declared = {normal(item) for item in (*project["dependencies"], *project["optional-dependencies"]["dev"])}
-    local = {"tests", *(path.stem for path in (ROOT / "examples").glob("*.py"))}
+    local = {"tests", *(path.stem for folder in ("examples", "benchmarks") for path in (ROOT / folder).glob("*.py"))}
     used = imported(path for folder in ("tests", "benchmarks", "examples") for path in python_files(ROOT / folder))
     assert distributions(used.keys() - local) - declared == set()
