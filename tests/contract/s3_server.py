@@ -29,7 +29,7 @@ CREDENTIALS = {"access_key_id": KEY_ID, "secret_access_key": "test-secret"}
 PAGE = 3
 """Keys of one listing page: small, so that every test of listings turns pages."""
 
-Action = Literal["drop-before", "drop-after", "hang", "late", "conflict", "slow-down", "denied"]
+Action = Literal["drop-before", "drop-after", "hang", "late", "seen", "conflict", "slow-down", "denied"]
 
 
 @dataclass(slots=True)
@@ -40,6 +40,7 @@ class Fault:
     - `drop-after`: it happens, but the answer is lost.
     - `hang`: no answer until `release`, and nothing happens.
     - `late`: it happens after `release`, whether or not the client still waits.
+    - `seen`: nothing out of the ordinary.
     - `conflict`: 409, as S3 answers to conditional writes of one moment.
     - `slow-down`: 503.
     - `denied`: 403.

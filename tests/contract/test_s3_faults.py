@@ -38,6 +38,12 @@ def texts(messages: list[Message] | None) -> list[str] | None:
     return None if messages is None else [message.text for message in messages]
 
 
+async def still_waits(call: asyncio.Task[Any]) -> None:
+    """A call that must not end yet does not."""
+    await asyncio.wait({call}, timeout=0.2)
+    assert not call.done()
+
+
 async def until(event: threading.Event) -> None:
     assert await asyncio.to_thread(event.wait, 20)
 
@@ -228,16 +234,15 @@ async def test_a_cancelled_save_is_finished_and_what_comes_after_it_waits(server
     # STO-44: writes of one key are applied in the order they were made
     async with store_of(server) as store:
         await store.sessions.load("a")
-        with server.fault("PUT", "sessions/", "late") as late:
-            first = asyncio.create_task(store.sessions.save("a", [user("1")]))
-            await until(late.met)
-            first.cancel()
-            second = asyncio.create_task(store.sessions.save("a", [user("1"), user("2")]))
+        with server.fault("PUT", "sessions/", "hang") as hanging:  # the first try does nothing, so there must be a second
+            saving = asyncio.create_task(store.sessions.save("a", [user("1")]))
+            await until(hanging.met)
+            saving.cancel()
+            loading = asyncio.create_task(store.sessions.load("a"))
             with pytest.raises(asyncio.CancelledError):
-                await first
-            late.release.set()
-            await second
-        assert texts(await store.sessions.load("a")) == ["1", "2"]
+                await saving
+            hanging.release.set()
+            assert texts(await loading) == ["1"]
 
 
 # -------------------------------------------------------------------------------------------------------- several at one moment
@@ -305,7 +310,10 @@ async def test_a_checkpoint_that_is_saved_while_it_is_pruned_stays(server: S3Ser
         with server.fault("POST", "", "late") as late:  # the delete, after the object was marked
             pruning = asyncio.create_task(one.aprune(50_000))
             await until(late.met)
-            saving = asyncio.create_task(two.checkpoints.save(checkpoint("a", 2)))
+            with server.fault("GET", "checkpoints/", "seen") as seen:
+                saving = asyncio.create_task(two.checkpoints.save(checkpoint("a", 2)))
+                await until(seen.met)
+            await still_waits(saving)
             late.release.set()
             assert (await pruning)["checkpoints"] == 1
             await saving
@@ -322,7 +330,10 @@ async def test_a_session_that_is_saved_while_it_is_pruned_stays(server: S3Server
             pruning = asyncio.create_task(one.aprune(50_000))
             await until(late.met)
             assert await two.sessions.claim("a", "two", 1_000) is None
-            saving = asyncio.create_task(two.sessions.save("a", [user("new")]))
+            with server.fault("GET", "leases/", "seen") as seen:
+                saving = asyncio.create_task(two.sessions.save("a", [user("new")]))
+                await until(seen.met)
+            await still_waits(saving)
             late.release.set()
             await pruning
             await saving
@@ -343,6 +354,10 @@ async def test_pruning_leaves_nothing_behind(server: S3Server) -> None:
         clock.advance(100_000)
         assert await store.aprune(50_000) == {"sessions": 0, "checkpoints": 0, "approvals": 1}
         assert server.objects == {}
+        later = await store.sessions.claim("a", "two", 1_000)
+        assert fence is not None
+        assert later is not None
+        assert later > fence  # although nothing tells of the old lease any more
 
 
 # --------------------------------------------------------------------------------------------------------- layout and requests
