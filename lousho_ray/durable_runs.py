@@ -25,9 +25,10 @@ from lousho_ray.ports import Observer
 from lousho_ray.resuming import left_decision
 from lousho_ray.session import DecisionRequest, Request, TurnRequest
 from lousho_ray.session_compaction import Continuation
-from lousho_ray.session_host import SessionHost, reported, run_emitter
+from lousho_ray.session_host import SessionHost
 from lousho_ray.subagents import Spawner
 from lousho_ray.turn_lease import TurnLease
+from lousho_ray.turn_start import reported, run_emitter
 from lousho_ray.turns import Place, TurnLine
 
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from lousho_ray.cancellation import Aborted, AbortSignal
+from lousho_ray.cancellation import Aborted
 from lousho_ray.clock import SYSTEM_CLOCK, Clock
 from lousho_ray.definition import AgentDefinition
 from lousho_ray.durable import (
@@ -23,7 +23,7 @@ from lousho_ray.durable import (
     turn_key,
     turn_length,
 )
-from lousho_ray.errors import ConfigurationError, LoushoError, SessionTurnFailedError
+from lousho_ray.errors import LoushoError, SessionTurnFailedError
 from lousho_ray.events import EventUsage, RunDone
 from lousho_ray.handle import LocalRun
 from lousho_ray.ids import new_id
@@ -40,8 +40,10 @@ from lousho_ray.ports import Observer
 from lousho_ray.resuming import Unfinished, check_edit, check_resumable, left_decision, open_pause, take_pause
 from lousho_ray.session import DecisionRequest, Request, ResumeRequest, TurnRequest, transcript
 from lousho_ray.session_compaction import Continuation, SessionCompaction, compact_session, transcript_digest, turn_pending
+from lousho_ray.session_records import SessionRecords
 from lousho_ray.subagents import Spawner, open_with_subagents
 from lousho_ray.turn_lease import TurnLease, end_lease
+from lousho_ray.turn_start import refuse_joining, reported, run_emitter, taken_by, unless_aborted
 from lousho_ray.turns import Place, TurnLine
 
 T = TypeVar("T")
@@ -49,7 +51,7 @@ T = TypeVar("T")
 log = logging.getLogger("lousho_ray")
 
 
-class SessionHost:
+class SessionHost(SessionRecords):
     """Runs the turns of one session: one at a time, in the order of the calls.
 
     A finished turn is saved in one write before its `run.done` is reported. An aborted turn saves nothing. With a checkpoint store
@@ -68,13 +70,9 @@ class SessionHost:
         anonymous: bool = False,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._definition = definition
-        self._id = session_id
+        super().__init__(definition, session_id, parts, line, clock)
         self._name = None if anonymous else session_id
-        self._parts = parts
-        self._line = line
         self._spawner = spawner
-        self._clock = clock
 
     # -------------------------------------------------------------------------------------------------- taking a place in line
 
@@ -102,7 +100,7 @@ class SessionHost:
             return
         option = request.call.shaping_option()
         if option is not None:
-            turn.start(reported(_refuse_joining(option, self._id), emitter))
+            turn.start(reported(refuse_joining(option, self._id), emitter))
             return
         item = QueuedInput(request.input)
         (target.inbox.steer if request.policy == "steer" else target.inbox.enqueue)(item)
@@ -120,7 +118,7 @@ class SessionHost:
         """Waits for the turn's place in line, then for the session's lease, and runs it."""
         try:
             if not place.ready:
-                await _unless_aborted(place.wait(), turn)
+                await unless_aborted(place.wait(), turn)
             lease = TurnLease(
                 self._parts.sessions,
                 self._id,
@@ -146,7 +144,7 @@ class SessionHost:
         An abort ends the wait and touches neither the joined turn nor the input, which it may take all the same.
         """
         try:
-            taken = await turn.signal.guard(_taken(item, target))
+            taken = await turn.signal.guard(taken_by(item, target))
             if taken or (not target.task.cancelled() and target.task.exception() is not None):
                 place.leave()
                 result = await reported(turn.signal.guard(target.result()), emitter)
@@ -331,38 +329,7 @@ class SessionHost:
         if shortened:
             await self._forget_old_turns()
 
-    # ---------------------------------------------------------------------------------------------------- looking and clearing
-
-    async def load(self) -> list[Message]:
-        return await self._parts.sessions.load(self._id) or []
-
-    async def pending(self) -> PendingTurn | None:
-        saved = await self._saved_turn()
-        return None if saved is None or saved[1].get("status") == "finished" else PendingTurn.of(saved[1])
-
-    async def approval(self, approval_id: str) -> Mapping[str, Any] | None:
-        record = await self._parts.approvals.load(approval_id)
-        return None if record is None else record[0]
-
-    async def discard_pending(self) -> None:
-        saved = await self._saved_turn()
-        if saved is not None and self._parts.checkpoints is not None:
-            await self._parts.checkpoints.delete(saved[0])
-
-    async def clear(self) -> int:
-        if not self._line.idle:
-            raise LoushoError(f"Session '{self._id}' cannot be cleared while a turn runs or waits.", code="LOUSHO_SESSION_BUSY")
-        pending = await self.pending()
-        if pending is not None and pending.status == "awaiting-approval":
-            raise awaiting(self._id, pending)
-        count = len(await self.load())
-        await self.discard_pending()
-        await self._forget_old_turns()
-        async with TurnLease(
-            self._parts.sessions, self._id, new_id(), AbortSignal(), wait_ms=self._definition.session_wait_ms
-        ) as lease:
-            await lease.save([])
-        return count
+    # -------------------------------------------------------------------------------------------------------------- compaction
 
     async def compact(self, options: Compaction | None = None) -> tuple[SessionCompaction, list[Message]]:
         """Compacts the transcript now, by `options`, else by the agent's own. Turns that are asked for meanwhile wait."""
@@ -382,23 +349,6 @@ class SessionHost:
             turn.inbox.close()
             place.leave()
 
-    async def fork_point(self) -> list[Message]:
-        """The transcript, unless a turn is about to change it."""
-        if not self._line.idle:
-            raise LoushoError(f"Session '{self._id}' cannot be forked while a turn runs or waits.", code="LOUSHO_SESSION_BUSY")
-        return await self.load()
-
-    async def begin(self, messages: list[Message]) -> bool:
-        """Begins the session with a transcript; `False` when it exists already."""
-        async with self._lease(new_id(), AbortSignal()) as lease:
-            taken = await self._parts.sessions.load(self._id) is not None
-            if self._parts.checkpoints is not None:
-                for length in (0, len(messages)):
-                    taken = taken or await self._parts.checkpoints.load(turn_key(self._id, length)) is not None
-            if not taken:
-                await lease.save(messages)
-            return not taken
-
     async def _nothing_pending(self, turn: LocalRun, lease: TurnLease) -> None:
         """Raises while a turn is unfinished: its record is found by the length of the transcript."""
         pending = await self.pending()
@@ -408,23 +358,6 @@ class SessionHost:
             raise awaiting(self._id, pending)
         else:
             raise turn_pending(self._id)
-
-    async def _forget_old_turns(self) -> None:
-        """Drops all records of turns: in a transcript that was shortened, their lengths come round again."""
-        delete_prefix = getattr(self._parts.checkpoints, "delete_prefix", None)
-        if delete_prefix is not None:
-            await delete_prefix(f"{self._id}.turn-")
-
-    async def _saved_turn(self) -> tuple[str, dict[str, Any]] | None:
-        if self._parts.checkpoints is None:
-            return None
-        key = turn_key(self._id, len(await self.load()))
-        saved = await self._parts.checkpoints.load(key)
-        return None if saved is None else (key, saved)
-
-    def _lease(self, run_id: str, abort: AbortSignal) -> TurnLease:
-        wait_ms = self._definition.session_wait_ms
-        return TurnLease(self._parts.sessions, self._id, run_id, abort, wait_ms=wait_ms, clock=self._clock)
 
     def _recorder(self, key: str, facts: RunFacts, saved: Mapping[str, Any] | None = None) -> Recorder | None:
         store = self._parts.checkpoints
@@ -460,45 +393,3 @@ class LocalLink:
         self.discard_pending = host.discard_pending
         self.clear = host.clear
         self.compact = host.compact
-
-
-async def _unless_aborted(wait: Awaitable[None], turn: LocalRun) -> None:
-    """Waits for a place in line; an abort ends the wait, and the run then ends before it calls a model."""
-    waiting = asyncio.ensure_future(wait)
-    aborted = asyncio.ensure_future(turn.signal.wait())
-    try:
-        await asyncio.wait({waiting, aborted}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        waiting.cancel()
-        aborted.cancel()
-
-
-async def _taken(item: QueuedInput, target: LocalRun) -> bool:
-    """Whether the turn that was joined took the input; when it did not, it is over."""
-    if await asyncio.shield(item.applied):
-        return True
-    await asyncio.wait({target.task})
-    return False
-
-
-async def _refuse_joining(option: str, session_id: str) -> ExecutionResult[Any]:
-    raise ConfigurationError(
-        f"{option} cannot apply to a call that joins a running turn of session '{session_id}'; leave it out, or wait for the turn.",
-        field=option,
-    )
-
-
-def run_emitter(turn: LocalRun, observers: Sequence[Observer], *, observed: bool) -> Emitter:
-    sinks = (*observers, turn.log.append) if observed else tuple(observers)
-    return Emitter(Stamp(turn.run_id), sinks, drain=turn.log.drain if observed else None)
-
-
-async def reported(awaitable: Awaitable[T], emitter: Emitter) -> T:
-    """Awaits what comes before a run begins: a failure there has only `error` and `run.done`."""
-    try:
-        return await awaitable
-    except Aborted:
-        raise
-    except Exception as error:
-        emitter.fail(error)
-        raise

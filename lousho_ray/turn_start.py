@@ -1,0 +1,59 @@
+"""How a turn starts: waiting for its place, joining another one, and failing before there is a run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from typing import Any, TypeVar
+
+from lousho_ray.cancellation import Aborted
+from lousho_ray.errors import ConfigurationError
+from lousho_ray.handle import LocalRun
+from lousho_ray.loop.emitter import Emitter, Stamp
+from lousho_ray.loop.inbox import QueuedInput
+from lousho_ray.loop.result import ExecutionResult
+from lousho_ray.ports import Observer
+
+T = TypeVar("T")
+
+
+async def unless_aborted(wait: Awaitable[None], turn: LocalRun) -> None:
+    """Waits for a place in line; an abort ends the wait, and the run then ends before it calls a model."""
+    waiting = asyncio.ensure_future(wait)
+    aborted = asyncio.ensure_future(turn.signal.wait())
+    try:
+        await asyncio.wait({waiting, aborted}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+        aborted.cancel()
+
+
+async def taken_by(item: QueuedInput, target: LocalRun) -> bool:
+    """Whether the turn that was joined took the input; when it did not, it is over."""
+    if await asyncio.shield(item.applied):
+        return True
+    await asyncio.wait({target.task})
+    return False
+
+
+async def refuse_joining(option: str, session_id: str) -> ExecutionResult[Any]:
+    raise ConfigurationError(
+        f"{option} cannot apply to a call that joins a running turn of session '{session_id}'; leave it out, or wait for the turn.",
+        field=option,
+    )
+
+
+def run_emitter(turn: LocalRun, observers: Sequence[Observer], *, observed: bool) -> Emitter:
+    sinks = (*observers, turn.log.append) if observed else tuple(observers)
+    return Emitter(Stamp(turn.run_id), sinks, drain=turn.log.drain if observed else None)
+
+
+async def reported(awaitable: Awaitable[T], emitter: Emitter) -> T:
+    """Awaits what comes before a run begins: a failure there has only `error` and `run.done`."""
+    try:
+        return await awaitable
+    except Aborted:
+        raise
+    except Exception as error:
+        emitter.fail(error)
+        raise
