@@ -102,6 +102,18 @@ async def twice_decided() -> None:
     await agent.approvals.resolve(paused.approval_id, approved=True)
 
 
+async def forked_onto_itself() -> None:
+    session = agent_of("x").session("s")
+    await session.send("Hi")
+    await session.fork(1, id="s")
+
+
+async def forked_at_a_step_never_kept() -> None:
+    agent = agent_of("x", store=memory_store())
+    await agent.send("Hi", session_id="r")
+    await agent.fork("r", 9)
+
+
 async def dropped_turn() -> None:
     agent = asker(memory_store())
     session = agent.session("s")
@@ -277,6 +289,9 @@ ROWS = [
         {"session_id": "s", "approval_kind": "tool"},
     ),
     Row("LOUSHO_SESSION_ID_INVALID", Cfg, lambda: agent_of("x").session("a b"), "a b", {"field": "id"}),
+    Row("LOUSHO_SESSION_STEP_NOT_FOUND", Cfg, lambda: agent_of("x").session("s").fork(7), "7", {"field": "from_step"}),
+    Row("LOUSHO_SESSION_EXISTS", Cfg, forked_onto_itself, "'s'", {"field": "id"}),
+    Row("LOUSHO_CHECKPOINT_NOT_FOUND", LoushoError, forked_at_a_step_never_kept, "'r'"),
     Row("LOUSHO_SESSION_FILE_CORRUPT", errors.StorageError, corrupt_file, "s.json"),
     Row("LOUSHO_SESSION_BUSY", LoushoError, cleared_in_a_turn, "'s'"),
     Row("LOUSHO_SESSION_TURN_PENDING", LoushoError, compacted_too_early, "'s'"),
@@ -318,10 +333,9 @@ ROWS = [
 
 LATER = {
     "chapter 10 (the executor)": ("CONFIG_MISSING_AGENT", "APPROVAL_STORE_MISSING"),
-    "chapters 12, 13 and 14 (forks, runs with a session id, sessions of principals)": (
-        *("SESSION_STREAM_UNSUPPORTED", "SESSION_FORK_UNSUPPORTED"),
-        *("SESSION_STEP_NOT_FOUND", "SESSION_EXISTS", "CHECKPOINT_NOT_FOUND", "SESSION_FORBIDDEN", "APPROVAL_FORBIDDEN"),
-        "APPROVAL_CONFLICT",
+    "chapters 12 and 14 (sessions of principals)": (
+        *("SESSION_STREAM_UNSUPPORTED", "SESSION_FORK_UNSUPPORTED", "SESSION_FORBIDDEN"),
+        *("APPROVAL_FORBIDDEN", "APPROVAL_CONFLICT"),
     ),
     "chapter 21 (background tasks and remote agents)": (
         *("SUBAGENT_TASK_NOT_FOUND", "SUBAGENT_TASK_BUSY", "REMOTE_UNAUTHORIZED", "REMOTE_REQUEST_FAILED"),
