@@ -133,8 +133,6 @@ class Bucket:
         Raises:
             StorageError: `LOUSHO_STORAGE_FAILED`.
         """
-        if self._checked:
-            return
         async with self._probe:
             if self._checked:
                 return

@@ -8,7 +8,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from threading import Lock
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from lousho_ray.errors import StorageError
 from lousho_ray.loop_thread import LoopThread
@@ -31,7 +31,7 @@ class Lanes:
         self._url = url
         self._check = check
         self._guard = Lock()
-        self._running: set[concurrent.futures.Future[object]] = set()
+        self._running: set[concurrent.futures.Future[Any]] = set()
         self._closed = False
         self._pid = 0
         self._locks: dict[tuple[str, ...], tuple[asyncio.Lock, list[None]]] = {}
@@ -81,6 +81,6 @@ class Lanes:
             await self._check()
             return await call()
 
-    def _ended(self, future: concurrent.futures.Future[object]) -> None:
+    def _ended(self, future: concurrent.futures.Future[Any]) -> None:
         with self._guard:
             self._running.discard(future)
