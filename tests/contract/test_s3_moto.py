@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import urllib.request
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from moto.server import ThreadedMotoServer
