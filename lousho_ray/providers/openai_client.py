@@ -7,6 +7,7 @@ same however long the history is. We encode requests and read answers ourselves.
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
@@ -32,6 +33,12 @@ from lousho_ray.providers.sse import ServerSentEvent, SSEDecoder
 from lousho_ray.usage import ProviderUsage
 
 _CLIENT = ("openai", "openai[aiohttp]>=3.57,<4")
+
+
+_MACHINE_HEADERS = tuple(
+    f"X-Stainless-{name}" for name in ("Lang", "Package-Version", "OS", "Arch", "Runtime", "Runtime-Version", "Async")
+)
+"""In which the client describes the machine. No API needs them, and each header costs several passes over all of them."""
 
 
 class StreamReader(Protocol):
@@ -73,7 +80,8 @@ class OpenAIClientProvider(HTTPProvider):
         openai = import_client(*_CLIENT)
         # What the client would take from this process's environment is taken back: what a provider sends is decided where it
         # was made, and one vendor's account data never goes to another.
-        headers: dict[str, Any] = {name: openai.Omit() for name in (*ambient_headers(), "OpenAI-Organization", "OpenAI-Project")}
+        unsent = (*ambient_headers(), "OpenAI-Organization", "OpenAI-Project", *_MACHINE_HEADERS)
+        headers: dict[str, Any] = {name: openai.Omit() for name in unsent}
         base_url, query, credentials = split_url(self.base_url or "")
         if self.api_key:
             headers["Authorization"] = f"Bearer {self.api_key}"
@@ -92,7 +100,7 @@ class OpenAIClientProvider(HTTPProvider):
     def _request_options(self) -> dict[str, Any]:
         # Every option is given: the client would fill each one left out with a deep copy. Without `admin_api_key_auth` an
         # administrator's key in the environment stays there.
-        headers: dict[str, Any] = {}
+        headers = _call_headers()
         named = any(name.lower() == "authorization" for name in self.headers)
         if not self.api_key and not named and split_userinfo(self.base_url or "")[1] is None:
             headers["Authorization"] = import_client(*_CLIENT).Omit()
@@ -100,8 +108,7 @@ class OpenAIClientProvider(HTTPProvider):
 
     def _timeout(self) -> Any:
         """Limits the connecting only; all other waits are limited here, with the times of this provider."""
-        connect_s = None if self.connect_timeout_ms is None else self.connect_timeout_ms / 1000
-        return import_client("httpx2", "httpx2").Timeout(None, connect=connect_s)
+        return _connect_timeout(self.connect_timeout_ms)
 
     def model_for(self, options: GenerateOptions) -> str:
         """The call's own model id, else the provider's default."""
@@ -162,7 +169,8 @@ class OpenAIClientProvider(HTTPProvider):
 
     async def _post(self, client: Any, call: Call, **stream: Any) -> Any:
         # `content` are the bytes as they go out; asked for the raw response class, the client parses nothing.
-        return await client.post(call.path, content=call.body, cast_to=_response_type(), options=self._request_options(), **stream)
+        url = _url(self.base_url or "", call.path)
+        return await client.post(url, content=call.body, cast_to=_response_type(), options=self._request_options(), **stream)
 
     async def _open(self, client: Any, call: Call) -> Any:
         return await self._post(client, call, stream=True, stream_cls=import_client(*_CLIENT).AsyncStream[Any])
@@ -214,8 +222,26 @@ def _chunks(result: GenerateResult) -> Iterator[Chunk]:
     yield FinishChunk(result.finish_reason, result.usage, response_model=result.response_model)
 
 
+@functools.cache
 def _response_type() -> Any:
     return import_client("httpx2", "httpx2").Response
+
+
+@functools.lru_cache(maxsize=64)
+def _connect_timeout(limit_ms: float | None) -> Any:
+    return import_client("httpx2", "httpx2").Timeout(None, connect=None if limit_ms is None else limit_ms / 1000)
+
+
+@functools.lru_cache(maxsize=1024)
+def _url(base_url: str, path: str) -> str:
+    """The whole URL of a call: the client would put it together, and take it apart again, at every call."""
+    return split_url(base_url)[0].rstrip("/") + path
+
+
+def _call_headers() -> dict[str, Any]:
+    """What the client would add to each call about its own retries and timeouts, taken back."""
+    omit = import_client(*_CLIENT).Omit()
+    return {"x-stainless-retry-count": omit, "x-stainless-read-timeout": omit}
 
 
 def _is_event_stream(headers: Mapping[str, str]) -> bool:
