@@ -63,5 +63,6 @@ class CreateAgentOptions(TypedDict, total=False):
     output_prompt: bool | Literal["auto"]
     abort_grace_ms: float
     max_tool_result_chars: float
+    spill_tool_results: bool
     on_event: Callable[[Event], None]
     runtime: Literal["local", "ray"]

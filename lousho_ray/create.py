@@ -100,6 +100,8 @@ def create_agent(*, output: Any = None, **options: Any) -> Agent[Any]:
             `memoize_tools` (off).
         abort_grace_ms: How long an aborted run waits for a tool that ignores the abort; by default as long as it takes.
         max_tool_result_chars: The most characters of one tool result the model gets (50,000; `math.inf` = no cap).
+        spill_tool_results: Keeps a longer result whole, in the memory of the process where the run runs, and adds the tool
+            `read_result`, which reads the rest (`False`).
         on_event: Called with every event of the agent's runs.
         runtime: `"ray"` (default) or `"local"`, else `LOUSHO_RUNTIME`. Ray is only started by the first actor.
 
@@ -128,6 +130,7 @@ def create_agent(*, output: Any = None, **options: Any) -> Agent[Any]:
         output=_output(output, given.get("output_validate")),
         output_prompt=_output_prompt(given.get("output_prompt", "auto")),
         max_tool_result_chars=_result_chars(given.get("max_tool_result_chars", 50_000)),
+        spill_tool_results=check_bool(given.get("spill_tool_results", False), "spill_tool_results"),
         reasoning=parse_reasoning(given.get("reasoning")),
         prompt_caching=_prompt_caching(given.get("prompt_caching", "auto")),
         rate_limit=_rate_limit(given.get("rate_limit")),

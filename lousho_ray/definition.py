@@ -41,6 +41,7 @@ class AgentDefinition:
     tool_concurrency_set: bool = False
     abort_grace_ms: float | None = None
     max_tool_result_chars: float = 50_000
+    spill_tool_results: bool = False
     reasoning: Reasoning | None = None
     prompt_caching: Any = "auto"
     rate_limit: Any = None

@@ -150,7 +150,7 @@ AGENT_KEYWORDS = frozenset(
         *("tool_search", "code_mode", "store", "approval_store", "approve", "approval_ttl_ms", "ask_question", "permissions"),
         *("permission_mode", "on_permission_decision", "on_permission_mode_change", "guardrails", "memory", "project_instructions"),
         *("retry", "fallback_models", "rate_limit", "reasoning", "prompt_caching", "hooks", "compaction", "mcp_servers", "output"),
-        *("output_validate", "output_prompt", "abort_grace_ms", "session_wait_ms"),
+        *("output_validate", "output_prompt", "abort_grace_ms", "session_wait_ms", "spill_tool_results"),
         *("max_tool_result_chars", "on_agent_drift", "on_event", "exporter", "capture_content", "redact_content", "runtime"),
     }
 )

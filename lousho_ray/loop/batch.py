@@ -25,6 +25,7 @@ from lousho_ray.tools.execute import call_tool
 from lousho_ray.tools.registry import find_tool
 from lousho_ray.tools.results import ErrorResult, cap_result, encode_result, error_result
 from lousho_ray.tools.schema import InvalidArguments, ParsedArguments, parse_object
+from lousho_ray.tools.spill import READ_RESULT
 from lousho_ray.tools.text import replace_surrogates
 
 log = logging.getLogger("lousho_ray")
@@ -284,7 +285,7 @@ class ToolBatch:
             self._images[index] = encoded.images
         edited = self._edited(call)
         text = encoded.text if edited is None else encode_result({"editedArguments": edited, "result": encoded.safe}).text
-        text = cap_result(text, self._deps.max_tool_result_chars)
+        text = cap_result(text, self._deps.max_tool_result_chars, self._deps.keep_result if call.name != READ_RESULT else None)
         self._record(index, tool_result(call, text, metadata=self._marks(call, replaced_by)))
 
     def _marks(self, call: ToolCall, replaced_by: str | None) -> dict[str, Any] | None:

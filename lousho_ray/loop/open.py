@@ -6,6 +6,7 @@ import inspect
 import itertools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from lousho_ray.cancellation import Aborted, AbortReason, AbortSignal
@@ -26,6 +27,7 @@ from lousho_ray.ports import GenerateOptions, GenerateResult, Ledger, Limiter, L
 from lousho_ray.providers.limited import with_rate_limit
 from lousho_ray.providers.wrapper import can_stream
 from lousho_ray.tools.registry import AnyTool, ToolRegistry, collect_tools
+from lousho_ray.tools.spill import AREA, READ_RESULT, read_result_tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +150,7 @@ async def open_run(
         tool_concurrency=_concurrency(definition, context),
         abort_grace_ms=definition.abort_grace_ms,
         max_tool_result_chars=definition.max_tool_result_chars,
+        keep_result=partial(AREA.keep, session_id=context.session_id) if definition.spill_tool_results else None,
         stream=context.emitter.on and can_stream(provider, model),
         session_id=context.session_id,
         principal=call.principal,
@@ -199,6 +202,8 @@ async def _tools(
         tools = collect_tools(found)
     else:
         tools = dict(definition.tools)
+    if definition.spill_tool_results:
+        extra = {**extra, READ_RESULT: read_result_tool(definition.max_tool_result_chars)}
     for name, tool in extra.items():
         if name in tools:
             raise ConfigurationError(f"Tool name '{name}' belongs to a feature of the agent; rename your tool.", field="tools")

@@ -52,9 +52,9 @@ class RunDeps:
     """The live side of a run.
 
     `limiters` are around `provider` already; side calls to other providers pass them, too. `settings` are the model settings that
-    somebody set. `call_instructions` extend the system prompt of each request and are stored nowhere. `drift` is how the agent
-    changed since the run was saved. `services` is what delegating tools (`task`) need. `commit` saves the finished turn of a
-    session: `run.done` is only reported once it has returned.
+    somebody set. `keep_result` puts a result that is too long aside and returns its handle. `call_instructions` extend the system
+    prompt of each request and are stored nowhere. `drift` is how the agent changed since the run was saved. `services` is what
+    delegating tools (`task`) need. `commit` saves the finished turn of a session: `run.done` is only reported once it has returned.
     """
 
     agent_name: str
@@ -73,6 +73,7 @@ class RunDeps:
     tool_concurrency: int | None = None
     abort_grace_ms: float | None = None
     max_tool_result_chars: float = 50_000
+    keep_result: Callable[[str], str] | None = None
     stream: bool = False
     session_id: str | None = None
     principal: Any = None

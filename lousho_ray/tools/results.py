@@ -227,11 +227,12 @@ def sniff(data: bytes) -> str:
 # ----------------------------------------------------------------------------------------------------------------------- capping
 
 
-def cap_result(text: str, max_chars: float) -> str:
+def cap_result(text: str, max_chars: float, keep: Callable[[str], str] | None = None) -> str:
     """`text`, the JSON of a result, with at most `max_chars` characters of it left (a marker of under 300 comes on top).
 
     A string is cut as a string, any other value as its JSON text sent as a string, so the outcome is JSON too: 60 % of the
-    allowance from its beginning, 40 % from its end. `math.inf` = no cap.
+    allowance from its beginning, 40 % from its end. `math.inf` = no cap. `keep` puts the whole text aside before it is cut and
+    returns the handle by which `read_result` reads it.
     """
     if len(text) <= max_chars:
         return text
@@ -242,7 +243,8 @@ def cap_result(text: str, max_chars: float) -> str:
     head = allowance * 6 // 10
     tail = allowance - head
     reason = f"the result is longer than max_tool_result_chars={allowance}"
-    marker = f"\n\n[... {len(whole) - allowance} characters left out: {reason} ...]\n\n"
+    advice = "" if keep is None else f"; read_result(handle={keep(whole)!r}, offset={head}) reads the rest"
+    marker = f"\n\n[... {len(whole) - allowance} characters left out: {reason}{advice} ...]\n\n"
     return to_json(whole[:head] + marker + whole[len(whole) - tail :])
 
 
