@@ -120,7 +120,7 @@ class Approvals(Generic[T]):
 
         Raises:
             LoushoError: `LOUSHO_APPROVAL_NOT_FOUND`: unknown or already decided; of two deciders one gets this.
-                `LOUSHO_APPROVAL_ORPHANED`: its turn was dropped.
+                `LOUSHO_APPROVAL_ORPHANED`: its turn was dropped. `LOUSHO_APPROVAL_FORBIDDEN`: it needs somebody else's decision.
             ToolArgumentsValidationError: The tool does not take the edited arguments. Like the two below, it leaves the pause open.
             AgentDriftError: The agent changed, and `on_agent_drift` is `"error"`.
             ResumeToolMissingError: The agent no longer has the tool.
@@ -180,10 +180,9 @@ class Approvals(Generic[T]):
         """The result of a continuation. A decision that was refused before it took the pause leaves that in the list."""
         try:
             result = await settle(source)
-        except LEFT_OPEN:
-            raise
-        except BaseException:
-            self._made.pop(id, None)
+        except BaseException as error:
+            if not isinstance(error, LEFT_OPEN) and getattr(error, "code", None) != "LOUSHO_APPROVAL_FORBIDDEN":
+                self._made.pop(id, None)
             raise
         self._made.pop(id, None)
         if result.approval_id is not None:

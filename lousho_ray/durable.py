@@ -97,6 +97,8 @@ class StoredPauses:
         }
         if self._ttl_ms is not None:
             pending["expiresAt"] = timestamp(now + self._ttl_ms / 1000)
+        if ask.decided_by is not None:
+            pending["decidedBy"] = ask.decided_by
         if ask.question is not None:
             pending["question"] = dict(ask.question)
         if self._facts.principal is not None:

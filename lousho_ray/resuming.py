@@ -14,7 +14,7 @@ from typing import Any
 
 from lousho_ray.definition import AgentDefinition
 from lousho_ray.durable import StoreParts, approval_not_found, approval_orphaned, check_tools
-from lousho_ray.errors import AgentDriftError
+from lousho_ray.errors import AgentDriftError, LoushoError
 from lousho_ray.fingerprint import drift
 from lousho_ray.loop.checkpoint import Recorder, RunFacts, thaw
 from lousho_ray.loop.state import Decision, ResolvedApproval, RunDeps, RunState
@@ -161,6 +161,24 @@ def check_resumable(
     if changed is not None:
         log.warning("Agent %r goes on with a run that was saved before it changed: %s", definition.name, changed)
         deps.drift = changed.fields
+
+
+def check_decider(pause: Pause, decision: Decision) -> None:
+    """Some calls may not be decided by the one they are for.
+
+    Raises:
+        LoushoError: `LOUSHO_APPROVAL_FORBIDDEN`.
+    """
+    if pause.pending.get("decidedBy") != "other":
+        return
+    principal = pause.pending.get("principal")
+    own = {str(principal.get(key)) for key in ("id", "name")} if isinstance(principal, Mapping) else {str(principal)}
+    if decision.by is None or decision.by in own:
+        raise LoushoError(
+            f"The call of tool '{pause.pending['toolName']}' must be decided by somebody else than the one it is for: "
+            "pass by= with the decider's id.",
+            code="LOUSHO_APPROVAL_FORBIDDEN",
+        )
 
 
 def check_edit(pause: Pause, decision: Decision, deps: RunDeps) -> None:

@@ -37,7 +37,7 @@ from lousho_ray.loop.state import Decision, ResolvedApproval, RunDeps
 from lousho_ray.messages import Message, complete_prefix
 from lousho_ray.options import Compaction
 from lousho_ray.ports import Observer
-from lousho_ray.resuming import Unfinished, check_edit, check_resumable, left_decision, open_pause, take_pause
+from lousho_ray.resuming import Unfinished, check_decider, check_edit, check_resumable, left_decision, open_pause, take_pause
 from lousho_ray.session import DecisionRequest, Request, ResumeRequest, TurnRequest, transcript
 from lousho_ray.session_compaction import Continuation, SessionCompaction, compact_session, transcript_digest, turn_pending
 from lousho_ray.session_records import SessionRecords
@@ -242,6 +242,7 @@ class SessionHost(SessionRecords):
 
         async def take(deps: RunDeps) -> None:
             await self._check(left, deps, pause.call_id)
+            check_decider(pause, decision)
             check_edit(pause, decision, deps)
             await take_pause(self._parts.approvals, pause, decision, left.recorder, left.state, left.waiting)
 

@@ -23,6 +23,23 @@ SPLIT_CHARS = 1_000
 """A list of a record is kept element by element once its JSON is longer than this."""
 
 
+class FixedJson(dict[str, Any]):
+    """A JSON object that nobody changes any more: its text is made once, however many records it is a part of."""
+
+    __slots__ = ("_text",)
+    _text: str
+
+    def text(self, what: str) -> str:
+        try:
+            known = self._text
+        except AttributeError:
+            known = self._text = dumps(dict(self), what)
+        return known
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (dict, (dict(self),))
+
+
 def dumps(value: Any, what: str) -> str:
     """The JSON text of `value`; `what` names it in errors, for example `checkpoint 'trip'`.
 
@@ -131,12 +148,17 @@ def split(record: Mapping[str, Any], what: str) -> SplitRecord:
     lists: dict[str, tuple[str, ...]] = {}
     for key, value in record.items():
         if isinstance(value, list | tuple) and value:
-            elements = tuple(dumps(item, f"{what}: {key}[{index}]") for index, item in enumerate(value))
+            elements = tuple([_element(item, what, key, index) for index, item in enumerate(value)])
             if sum(map(len, elements)) > SPLIT_CHARS:
                 lists[key] = elements
                 continue
         head[key] = value
     return SplitRecord(dumps(head, what), lists)
+
+
+def _element(item: Any, what: str, key: str, index: int) -> str:
+    where = f"{what}: {key}[{index}]"
+    return item.text(where) if type(item) is FixedJson else dumps(item, where)
 
 
 def common_prefix(old: Sequence[str], new: Sequence[str]) -> int:

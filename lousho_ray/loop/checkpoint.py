@@ -17,6 +17,7 @@ from lousho_ray.loop.result import ExecutionResult, ToolCallRecord
 from lousho_ray.loop.state import Decision, RunState, Status
 from lousho_ray.messages import Message, decode_bytes, encode_bytes
 from lousho_ray.ports import CheckpointStore
+from lousho_ray.stores.json_form import FixedJson
 from lousho_ray.usage import ProviderUsage, StepUsage, Usage
 
 
@@ -212,11 +213,11 @@ def _behind_open_calls(messages: list[Message]) -> list[Message]:
     return []
 
 
-def _frozen(message: Message) -> dict[str, Any]:
+def _frozen(message: Message) -> FixedJson:
     """A message's JSON form, made once per message."""
-    made: dict[str, Any] | None = message.wire_cache.get("checkpoint")
+    made: FixedJson | None = message.wire_cache.get("checkpoint")
     if made is None:
-        made = message.wire_cache["checkpoint"] = message.to_dict()
+        made = message.wire_cache["checkpoint"] = FixedJson(message.to_dict())
     return made
 
 

@@ -18,7 +18,7 @@ from lousho_ray.loop.requests import hook_services
 from lousho_ray.loop.state import Ask, Decision, RunDeps, RunState
 from lousho_ray.messages import Message, ToolCall
 from lousho_ray.ports import Approval, ToolContext
-from lousho_ray.tools.approval_policies import ApprovalContext, canonical, remembered
+from lousho_ray.tools.approval_policies import Always, ApprovalContext, canonical, remembered
 from lousho_ray.tools.registry import AnyTool, find_tool, not_found
 from lousho_ray.tools.results import ErrorResult, error_result
 from lousho_ray.tools.schema import ParsedArguments
@@ -168,7 +168,8 @@ async def _ask_tool(
 
 def _question(call: ToolCall, tool: AnyTool, parsed: ParsedArguments) -> Ask:
     if not _asks(tool):
-        return Ask(call, parsed.plain)
+        decided_by = tool.needs_approval.by if isinstance(tool.needs_approval, Always) else None
+        return Ask(call, parsed.plain, decided_by=decided_by)
     asked = {"text": parsed.plain.get("question"), "options": parsed.plain.get("options")}
     asked["allowFreeText"] = parsed.plain.get("allow_free_text", True)
     return Ask(call, parsed.plain, "question", {key: value for key, value in asked.items() if value is not None})

@@ -144,12 +144,13 @@ class ResolvedApproval:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A call that needs a person. `args` are its validated arguments, after the hooks."""
+    """A call that needs a person; `decided_by="other"`: not the one the run acts for. `args` are validated, after the hooks."""
 
     call: ToolCall
     args: Mapping[str, Any]
     kind: Literal["tool", "question"] = "tool"
     question: Mapping[str, Any] | None = None
+    decided_by: Literal["other"] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,9 +39,25 @@ class Once:
         return not any(wanted is None or mark.get("argsKey") == wanted for mark in marks)
 
 
-def always() -> bool:
-    """Every call of the tool needs a person."""
-    return True
+@dataclass(frozen=True, slots=True)
+class Always:
+    """Made by `always(by="other")`."""
+
+    by: Literal["other"]
+
+    def __call__(self, args: Any) -> bool:
+        return True
+
+
+def always(by: Literal["other"] | None = None) -> bool | Always:
+    """Every call of the tool needs a person; with `by="other"` another one than the principal that the run acts for.
+
+    Raises:
+        ConfigurationError: `LOUSHO_CONFIG_INVALID` for any other `by`.
+    """
+    if by not in (None, "other"):
+        raise ConfigurationError(f'by must be "other" or left out; got {by!r}.', field="by")
+    return True if by is None else Always(by)
 
 
 def never() -> bool:

@@ -360,6 +360,25 @@ async def test_policies(policy: Any, asked: int) -> None:
     assert len(log.runs) == 4
 
 
+@pytest.mark.parametrize("principal", ["ann", {"id": "ann"}, {"name": "ann"}])
+async def test_some_calls_are_decided_by_somebody_else(principal: Any) -> None:
+    # LES-66
+    log = Log(always(by="other"))
+    agent = paying("Done", log=log)
+    paused = await agent.session("s").send("Hi", principal=principal)
+    for by in ("ann", None):
+        with pytest.raises(LoushoError) as raised:
+            await agent.approvals.resolve(str(paused.approval_id), approved=True, by=by)
+        assert raised.value.code == "LOUSHO_APPROVAL_FORBIDDEN"
+    assert log.runs == ["note x"]
+    assert [one.id for one in await agent.approvals.list()] == [paused.approval_id]
+    await agent.approvals.resolve(str(paused.approval_id), approved=True, by="bob")
+    assert "pay 5" in log.runs
+    with pytest.raises(ConfigurationError) as refused:
+        always(by="me")  # type: ignore[arg-type]
+    assert refused.value.field == "by"
+
+
 def test_once_takes_args_only() -> None:
     with pytest.raises(ConfigurationError) as raised:
         once(per="tool")  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from lousho_ray.errors import (
 )
 from lousho_ray.messages import Message
 from lousho_ray.ports import ToolContext
+from lousho_ray.stores.json_form import FixedJson, split
 from lousho_ray.stores.memory import InMemoryCheckpointStore, MemoryStore, memory_store
 from lousho_ray.testing.mock_model import mock_model
 from lousho_ray.tools.tool import tool
@@ -653,3 +655,23 @@ async def test_two_handles_that_resume_at_once_finish_the_turn_once() -> None:
     assert [first is None, second is None].count(True) == 1
     assert requests == 2
     assert shape(await agent.session("s").load()) == ["user:Hi", "assistant:Done"]
+
+
+def test_a_message_that_is_saved_again_is_not_encoded_again() -> None:
+    fixed = FixedJson({"role": "user", "content": "x" * 2_000})
+    first, second = split({"messages": [fixed]}, "a"), split({"messages": [fixed, {"role": "user"}]}, "b")
+    assert first.lists["messages"][0] is second.lists["messages"][0]
+    assert second.join("b") == {"messages": [{"role": "user", "content": "x" * 2_000}, {"role": "user"}]}
+    assert type(pickle.loads(pickle.dumps(fixed))) is dict
+
+
+async def test_a_running_turn_is_not_dropped() -> None:
+    gate = Gate("slow")
+    session = agent_of(calls("slow"), "Done", tools=[gate.tool], store=memory_store()).session("s")
+    turn = asyncio.ensure_future(session.send("Hi"))
+    await gate.running.wait()
+    with pytest.raises(LoushoError) as raised:
+        await session.discard_pending()
+    assert raised.value.code == "LOUSHO_SESSION_BUSY"
+    gate.go.set()
+    await turn
