@@ -100,7 +100,7 @@ class SessionLink(Protocol):
         """Begins this session with a transcript; `False` when there is one, or a turn of it, already."""
         ...
 
-    def sibling(self, session_id: str) -> SessionLink:
+    def sibling(self, session_id: str, /) -> SessionLink:
         """The link to another session with the same agent and the same store."""
         ...
 

@@ -170,8 +170,8 @@ class Session(Generic[T]):
                 self._forks.add(fork_id)
                 return fork
             if id is not None:
-                break
-        raise session_exists(fork_id)
+                raise session_exists(id)
+        raise AssertionError("the ids of forks do not run out")
 
     def fork_sync(self, from_step: int, id: str | None = None, patch: Mapping[str, Any] | None = None) -> Session[T]:
         return SYNC_LOOP.run(self.fork(from_step, id, patch))
