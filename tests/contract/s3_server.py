@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import random
 import re
 import socket
 import threading
@@ -52,13 +53,17 @@ class Fault:
     key: str
     action: Action
     times: int = 1
+    most_s: float = 30.0
     release: threading.Event = field(default_factory=threading.Event)
     met: threading.Event = field(default_factory=threading.Event)
     done: threading.Event = field(default_factory=threading.Event)
 
 
+CHAOS: tuple[Action, ...] = ("drop-before", "drop-after", "late", "late", "conflict", "slow-down")
+
+
 class S3Server:
-    """Use as a context manager; `endpoint` is where it listens.
+    """Use as a context manager; `endpoint` is where it listens. With `chaos` set, every fourth request meets a fault by chance.
 
     Args:
         conditions: `enforced`, `ignored` (writes go through whatever they ask for), or `unknown` (501).
@@ -69,6 +74,7 @@ class S3Server:
         self.objects: dict[str, bytes] = {}
         self.requests: list[tuple[str, str]] = []
         self.faults: list[Fault] = []
+        self.chaos: random.Random | None = None
         self.lock = threading.RLock()
         self._http = _Http(("127.0.0.1", 0), _Handler)
         self._http.s3 = self
@@ -115,6 +121,9 @@ class S3Server:
                 if fault.times > 0 and fault.method == method and re.search(fault.key, key):
                     fault.times -= 1
                     return fault
+            if self.chaos is not None and method in ("PUT", "GET", "HEAD") and self.chaos.random() < 0.25:
+                action = self.chaos.choice(CHAOS)
+                return Fault(method, key, action, most_s=self.chaos.uniform(0.0, 0.4))
             return None
 
 
@@ -205,7 +214,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Whether the request ends here."""
         fault.met.set()
         if fault.action in ("hang", "late"):
-            fault.release.wait(30)
+            fault.release.wait(fault.most_s)
         if fault.action in ("hang", "drop-before"):
             self.close_connection = True
             return True

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import pickle
+import random
 import subprocess
 import sys
 import threading
@@ -296,6 +298,46 @@ def test_processes_take_turns_and_lose_none(server: S3Server) -> None:
             assert [int(turn) for who, turn, _ in said if who == name] == list(range(15))
         fences = [int(fence) for _, _, fence in said]
         assert fences == sorted(set(fences))
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_no_turn_is_lost_or_overtaken_whatever_the_network_does(server: S3Server, seed: int) -> None:
+    # LES-62: leases run out in the middle of turns, and requests are lost, repeated, refused and late
+    dice = random.Random(seed)
+    saved: list[str] = []
+
+    async def take_turns(name: str, store: S3Store) -> None:
+        for turn in itertools.count():
+            if len(saved) >= 15:
+                return
+            try:
+                fence = await store.sessions.claim("talk", f"{name}-{turn}", 250)
+                if fence is None:
+                    await asyncio.sleep(dice.uniform(0.0, 0.1))
+                    continue
+                messages = await store.sessions.load("talk") or []
+                await asyncio.sleep(dice.choice((0.0, 0.0, 0.05, 0.3)))
+                text = f"{fence} {name} {turn}"
+                await store.sessions.save("talk", [*messages, user(text)], fence=fence)
+                saved.append(text)
+                if dice.random() < 0.7:
+                    await store.sessions.release("talk", f"{name}-{turn}", fence)
+            except StorageError:
+                pass
+
+    stores = [store_of(server, timeout_ms=QUICK_MS) for _ in range(3)]
+    try:
+        await asyncio.gather(*(store.sessions.load("talk") for store in stores))
+        server.chaos = random.Random(seed)
+        await asyncio.gather(*(take_turns(str(number), store) for number, store in enumerate(stores)))
+        server.chaos = None
+        kept = texts(await stores[0].sessions.load("talk")) or []
+        fences = [int(text.split()[0]) for text in kept]
+        assert fences == sorted(set(fences))
+        assert [text for text in saved if text not in kept] == []
+    finally:
+        for store in stores:
+            await store.aclose()
 
 
 # ------------------------------------------------------------------------------------------------------------------- pruning
