@@ -29,6 +29,7 @@ from lousho_ray.handle import LocalRun
 from lousho_ray.ids import new_id
 from lousho_ray.loop.checkpoint import Recorder, RunFacts, thaw
 from lousho_ray.loop.emitter import Emitter, Stamp
+from lousho_ray.loop.gate import tool_ran
 from lousho_ray.loop.inbox import QueuedInput
 from lousho_ray.loop.open import CallOptions, RunContext
 from lousho_ray.loop.result import ExecutionResult
@@ -308,9 +309,9 @@ class SessionHost(SessionRecords):
     ) -> None:
         """Saves a turn that has ended. An aborted one is dropped; a durable one that pauses stays in its checkpoint."""
         if result.finish_reason == "aborted":
-            if result.tool_calls:
-                names = ", ".join(sorted({call.name for call in result.tool_calls}))
-                log.warning("Session %r dropped an aborted turn whose tools had run: %s", self._id, names)
+            skipped = {message.tool_call_id for message in result.messages if message.role == "tool" and not tool_ran(message)}
+            if ran := {call.name for call in result.tool_calls if call.id not in skipped}:
+                log.warning("Session %r dropped an aborted turn whose tools had run: %s", self._id, ", ".join(sorted(ran)))
             if recorder is not None:
                 await recorder.delete()
             return

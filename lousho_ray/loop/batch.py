@@ -14,7 +14,7 @@ from typing import Any
 from lousho_ray.cancellation import Aborted, AbortReason
 from lousho_ray.errors import PropagatingToolError, ToolArgumentsValidationError, ToolExecutionError
 from lousho_ray.events import ErrorInfo, TodoUpdated, ToolDone, ToolError, ToolPartial, ToolResume, ToolStart
-from lousho_ray.loop.gate import Answer, Refuse, Run, gate_may_wait, hook_context, parse_call, pass_gate
+from lousho_ray.loop.gate import INTERRUPTED, Answer, Refuse, Run, gate_may_wait, hook_context, parse_call, pass_gate
 from lousho_ray.loop.hooks import HaltedError, PostToolOutcome
 from lousho_ray.loop.result import ToolCallRecord
 from lousho_ray.loop.state import Ask, RunDeps, RunState
@@ -124,8 +124,7 @@ class ToolBatch:
             return False
         started = self._deps.clock.now()
         parsed = parse_call(call, self._deps.tools)
-        if all(record.id != call.id for record in self._state.tool_calls):
-            self._state.tool_calls.append(ToolCallRecord(call.id, call.name, _record_args(call, parsed)))
+        _keep_record(call, parsed, self._state)
         args = parsed.plain if isinstance(parsed, ParsedArguments) else _plain_args(call)
         start = ToolResume if call.id in self._deps.decisions else ToolStart
         self._deps.emitter.emit(start, tool_call_id=call.id, tool_name=call.name, args=args)
@@ -285,7 +284,9 @@ class ToolBatch:
             self._images[index] = encoded.images
         edited = self._edited(call)
         text = encoded.text if edited is None else encode_result({"editedArguments": edited, "result": encoded.safe}).text
-        text = cap_result(text, self._deps.max_tool_result_chars, self._deps.keep_result if call.name != READ_RESULT else None)
+        keep = self._deps.keep_result
+        if keep is None or call.name != READ_RESULT:  # a part of a kept result is as long as it may be already
+            text = cap_result(text, self._deps.max_tool_result_chars, keep)
         self._record(index, tool_result(call, text, metadata=self._marks(call, replaced_by)))
 
     def _marks(self, call: ToolCall, replaced_by: str | None) -> dict[str, Any] | None:
@@ -319,7 +320,10 @@ class ToolBatch:
         text, edited = error.text, self._edited(call)
         if edited is not None:
             text = encode_result({**payload, "editedArguments": edited}).text
-        self._record(index, tool_result(call, text, is_error=True, metadata=self._marks(call, None)))
+        marks = self._marks(call, None)
+        if payload["kind"] == "not-run" and index in self._started:
+            marks = {**(marks or {}), INTERRUPTED: True}
+        self._record(index, tool_result(call, text, is_error=True, metadata=marks))
 
     def _record(self, index: int, message: Message) -> None:
         """Puts results into the transcript in call order. One of a call that ends the run stays out: a resume makes it again."""
@@ -358,6 +362,8 @@ class ToolBatch:
             else:
                 error = error_result(call.name, "not-run", "The call was cancelled before it ran.")
                 self._record(index, tool_result(call, error.text, is_error=True))
+                if not self._fatal:
+                    _keep_record(call, None, self._state)
 
     def _elapsed_ms(self, started: float) -> float:
         return round((self._deps.clock.now() - started) * 1000, 3)
@@ -366,6 +372,7 @@ class ToolBatch:
 def cancel_calls(calls: Sequence[ToolCall], state: RunState, why: str) -> None:
     """Answers calls that will not run, so that the transcript stays valid."""
     for call in calls:
+        _keep_record(call, None, state)
         state.messages.append(tool_result(call, error_result(call.name, "not-run", why).text, is_error=True))
 
 
@@ -375,6 +382,12 @@ def _plain_args(call: ToolCall) -> dict[str, Any]:
         return parse_object(call.arguments)
     except InvalidArguments:
         return {}
+
+
+def _keep_record(call: ToolCall, parsed: ParsedArguments | ToolArgumentsValidationError | None, state: RunState) -> None:
+    """Puts a call among those of the run, once: a resumed run comes to it again."""
+    if all(record.id != call.id for record in state.tool_calls):
+        state.tool_calls.append(ToolCallRecord(call.id, call.name, _record_args(call, parsed)))
 
 
 def _record_args(call: ToolCall, parsed: ParsedArguments | ToolArgumentsValidationError | None) -> Any:

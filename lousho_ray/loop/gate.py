@@ -23,8 +23,11 @@ from lousho_ray.tools.registry import AnyTool, find_tool, not_found
 from lousho_ray.tools.results import ErrorResult, error_result
 from lousho_ray.tools.schema import ParsedArguments
 
-NOT_RUN = frozenset({"validation", "denied", "rejected", "sandbox"})
+NOT_RUN = frozenset({"validation", "not-found", "denied", "rejected", "sandbox", "not-run"})
 """The kinds of errors that say that a call was refused before its tool ran."""
+
+INTERRUPTED = "interrupted"
+"""The mark in a result's metadata that says: the tool was stopped while it ran."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,10 +229,16 @@ def _calls_before(call: ToolCall, tool: AnyTool, state: RunState) -> int:
     refused = {
         message.tool_call_id
         for message in (*state.messages, *state.settled.values())
-        if message.is_error and message.tool_name == tool.name and _kind_of(message) in NOT_RUN
+        if message.tool_name == tool.name and not tool_ran(message)
     }
     before = itertools.takewhile(lambda record: record.id != call.id, state.tool_calls)
     return sum(record.name == tool.name and record.id not in refused for record in before)
+
+
+def tool_ran(message: Message) -> bool:
+    """Whether the tool of the call that `message` answers ran, to its end or in part, or a hook acted in its place."""
+    interrupted = message.metadata is not None and INTERRUPTED in message.metadata
+    return interrupted or not message.is_error or _kind_of(message) not in NOT_RUN
 
 
 def _kind_of(message: Message) -> str | None:

@@ -44,7 +44,9 @@ class ExecutionResult(Generic[T]):
         text: The final reply's text (empty when the run ended before one).
         messages: The whole conversation, system prompt first.
         new_messages: Only what this run added, its input included.
-        tool_calls: Every call of the run, in order. `tool_errors` counts those that ended in an error result.
+        tool_calls: Every call of the run, in order, also one that was cancelled before it ran. Calls behind one that waits for a
+            decision join when they start.
+        tool_errors: How many of them ended in an error result.
         usage: Tokens and cost of the run, its sub-agents included. `step_usage` has one entry per model call.
         finish_reason: See `FinishReason`; `ok` is true only for `stop`.
         steps: Model calls taken by the loop.

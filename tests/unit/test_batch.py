@@ -418,7 +418,7 @@ async def test_a_propagating_error_of_a_sync_tool() -> None:
 
 
 async def test_an_abort_keeps_finished_results_and_answers_the_rest() -> None:
-    # RUN-45, RUN-56, TOOL-25
+    # RUN-45, RUN-49, RUN-56, TOOL-25
     slow, log = Gate("slow"), list[str]()
     agent = agent_of(
         calls("quick", "slow", "later"), tools=[plain("quick"), slow.tool, plain("later", log=log)], tool_concurrency=1
@@ -434,6 +434,7 @@ async def test_an_abort_keeps_finished_results_and_answers_the_rest() -> None:
     assert log == []
     assert slow.cancelled == 1
     assert result.tool_errors == 0  # RUN-D5
+    assert [call.name for call in result.tool_calls] == ["quick", "slow", "later"]  # also the one that never started
     check_transcript(result.messages)
 
 

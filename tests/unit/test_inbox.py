@@ -13,6 +13,7 @@ from lousho_ray.errors import ConfigurationError
 from lousho_ray.loop.inbox import Inbox, QueuedInput
 from lousho_ray.messages import TextPart, user
 from lousho_ray.ports import FinishChunk, GenerateOptions, ReasoningChunk, TextChunk
+from lousho_ray.tools.tool import define_tool
 from tests.unit.loop_support import (
     Gate,
     PolicyProvider,
@@ -250,6 +251,27 @@ async def test_a_steer_while_tools_run_skips_those_that_have_not_started() -> No
     assert "tool.start later" not in names(events)
     assert result.tool_errors == 0
     check_transcript(result.messages)
+
+
+async def test_calls_that_a_steer_skipped_do_not_count_as_made() -> None:
+    # RUN-45, RUN-49
+    slow, log = Gate("slow"), list[str]()
+
+    async def once(args: Any) -> str:
+        log.append("once")
+        return "done"
+
+    capped = define_tool(name="once", description="Once.", execute=once, max_calls_per_run=1)
+    agent = agent_of(calls("slow", "once"), calls("once"), "Done", tools=[slow.tool, capped], tool_concurrency=1)
+    run = agent.stream("Hi")
+    await slow.running.wait()
+    run.steer("First this")
+    slow.go.set()
+    result = await run.result
+    assert log == ["once"]
+    assert kinds(result.messages) == ["ok", "not-run", "ok"]
+    assert [call.name for call in result.tool_calls] == ["slow", "once", "once"]
+    await collect(run)
 
 
 async def test_a_steer_in_the_last_step_ends_max_steps() -> None:

@@ -171,6 +171,7 @@ async def test_text_of_a_stopped_reply_stands() -> None:
         "Go"
     )
     assert result.text == "Let me see"
+    assert [call.name for call in result.tool_calls] == ["look"]  # RUN-49: asked for, though it did not run
 
 
 async def test_throw_raises_with_the_budget_and_the_usage() -> None:

@@ -15,6 +15,7 @@ from lousho_ray.messages import ImagePart, Message, TextPart, ToolCall, assistan
 from lousho_ray.ports import FinishChunk, GenerateOptions, GenerateResult, TextChunk
 from lousho_ray.stores.memory import MemorySessionStore, memory_store
 from lousho_ray.testing.mock_model import mock_model
+from lousho_ray.tools.tool import define_tool
 from lousho_ray.usage import ProviderUsage
 from tests.unit.loop_support import (
     Gate,
@@ -234,7 +235,15 @@ async def test_a_turn_that_raises_leaves_the_transcript_as_it_was() -> None:
 async def test_an_aborted_turn_saves_nothing_and_warns_when_its_tools_had_run(caplog: pytest.LogCaptureFixture) -> None:
     # SES-19, SES-D2
     store, gate = SlowStore(), Gate("slow")
-    session = agent_of(calls("quick", "slow"), "Two", tools=[plain("quick"), gate.tool]).session(id="s", store=store)
+    asked = calls("quick", "missing", ("strict", {"n": "no number"}), "slow", "later")
+    strict = define_tool(
+        name="strict",
+        description="Strict.",
+        execute=lambda args: None,
+        input={"type": "object", "properties": {"n": {"type": "integer"}}},
+    )
+    tools = [plain("quick"), strict, gate.tool, plain("later")]
+    session = agent_of(asked, "Two", tools=tools, tool_concurrency=1).session(id="s", store=store)
     run = session.stream("a")
     await gate.running.wait()
     run.abort("enough")
@@ -243,9 +252,25 @@ async def test_an_aborted_turn_saves_nothing_and_warns_when_its_tools_had_run(ca
     assert await session.load() == []
     warnings = [record.getMessage() for record in caplog.records if "dropped an aborted turn" in record.getMessage()]
     assert len(warnings) == 1
-    assert "quick" in warnings[0]
-    assert "slow" in warnings[0]
+    assert warnings[0].endswith("had run: quick, slow")  # not those that were refused, and not the one behind
     assert (await session.send("b")).text == "Two"
+
+
+async def test_an_aborted_turn_whose_calls_never_ran_warns_of_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    # SES-D2
+    asking, forever = asyncio.Event(), asyncio.Event()
+
+    async def wait(args: Any, ctx: Any) -> bool:
+        asking.set()
+        await forever.wait()
+        return False
+
+    careful = define_tool(name="careful", description="Careful.", execute=lambda args: "done", needs_approval=wait)
+    run = agent_of(calls("careful", "later"), tools=[careful, plain("later")]).session(store=SlowStore()).stream("a")
+    await asking.wait()
+    run.abort("enough")
+    assert (await run.result).finish_reason == "aborted"
+    assert [record.getMessage() for record in caplog.records if "dropped an aborted turn" in record.getMessage()] == []
 
 
 @pytest.mark.parametrize(
