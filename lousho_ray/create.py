@@ -42,6 +42,7 @@ from lousho_ray.project_instructions import load_project_instructions
 from lousho_ray.stores.parts import check_store
 from lousho_ray.tools.question import ask_question_tool
 from lousho_ray.tools.registry import AnyTool, collect_tools
+from lousho_ray.tools.spill import READ_RESULT
 
 T = TypeVar("T")
 
@@ -49,7 +50,7 @@ OPTIONS = frozenset({*CreateAgentOptions.__optional_keys__, "output"})
 
 DRIFT_MODES = ("warn", "error", "ignore")
 
-RESERVED_TOOL_NAMES = ("task",)
+RESERVED_TOOL_NAMES = {"task": "sub-agents"}
 
 
 @overload
@@ -112,7 +113,8 @@ def create_agent(*, output: Any = None, **options: Any) -> Agent[Any]:
         if name not in OPTIONS:
             raise unknown_keyword(name, OPTIONS, "create_agent()")
     given = {name: value for name, value in options.items() if value is not None}
-    tools = _tools(given.get("tools", ()), check_bool(given.get("ask_question", False), "ask_question"))
+    spills = check_bool(given.get("spill_tool_results", False), "spill_tool_results")
+    tools = _tools(given.get("tools", ()), check_bool(given.get("ask_question", False), "ask_question"), spills)
     concurrency = given.get("tool_concurrency", "unbounded")
     definition = AgentDefinition(
         name=check_text(given.get("name", "agent"), "name"),
@@ -130,7 +132,7 @@ def create_agent(*, output: Any = None, **options: Any) -> Agent[Any]:
         output=_output(output, given.get("output_validate")),
         output_prompt=_output_prompt(given.get("output_prompt", "auto")),
         max_tool_result_chars=_result_chars(given.get("max_tool_result_chars", 50_000)),
-        spill_tool_results=check_bool(given.get("spill_tool_results", False), "spill_tool_results"),
+        spill_tool_results=spills,
         reasoning=parse_reasoning(given.get("reasoning")),
         prompt_caching=_prompt_caching(given.get("prompt_caching", "auto")),
         rate_limit=_rate_limit(given.get("rate_limit")),
@@ -264,7 +266,7 @@ def _bare_model(given: Mapping[str, Any]) -> Any:
     return model if "provider" in given or callable(model) else None
 
 
-def _tools(tools: Any, ask_question: bool) -> Mapping[str, AnyTool] | Callable[[Any], Any]:
+def _tools(tools: Any, ask_question: bool, spills: bool) -> Mapping[str, AnyTool] | Callable[[Any], Any]:
     if (
         callable(tools)
         and not isinstance(tools, Sequence | Mapping)
@@ -276,9 +278,10 @@ def _tools(tools: Any, ask_question: bool) -> Mapping[str, AnyTool] | Callable[[
         resolver: Callable[[Any], Any] = tools
         return resolver
     collected = collect_tools([tools, ask_question_tool()] if ask_question else tools)
+    reserved = {**RESERVED_TOOL_NAMES, **({READ_RESULT: "spill_tool_results"} if spills else {})}
     for name in collected:
-        if name in RESERVED_TOOL_NAMES:
-            raise ConfigurationError(f"The tool name '{name}' is reserved for sub-agents; rename your tool.", field="tools")
+        if name in reserved:
+            raise ConfigurationError(f"The tool name '{name}' is reserved for {reserved[name]}; rename your tool.", field="tools")
     return collected
 
 

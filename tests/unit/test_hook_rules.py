@@ -109,8 +109,11 @@ async def test_a_pause_is_told_to_the_post_hooks_and_cannot_be_replaced_by_them(
         return {"result": "replaced"} if outcome.requires_approval else None
 
     pay = Pay()
-    result = await decided(Hook(post_tool_call=post), tool=pay.tool)
-    assert told == [("pay", False, True, None), ("pay", True, False, "paid")]
+    hook = Hook(post_tool_call=post)
+    agent = agent_of(calls(PAY), "Done", tools=[pay.tool], hooks=[hook, hook])
+    paused = await agent.send("Go")
+    result = await agent.approvals.resolve(paused.approval_id, approved=True)
+    assert told == [("pay", False, True, None)] * 2 + [("pay", True, False, "paid")] * 2
     assert results(result.messages) == ["paid"]
     assert len(pay.paid) == 1
 

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from lousho_ray.errors import ConfigurationError, PropagatingToolError, ToolExecutionError
+from lousho_ray.create import create_agent
+from lousho_ray.errors import ConfigurationError, PropagatingToolError, StorageError, ToolExecutionError
 from lousho_ray.messages import Message
 from lousho_ray.stores.memory import memory_store
 from lousho_ray.testing.clock import FakeClock
+from lousho_ray.testing.mock_model import mock_model
 from lousho_ray.tools.builtin import SPEC_NAMES, builtin_tool, create_date_tools
 from lousho_ray.tools.tool import define_tool
 from tests.unit.loop_support import Gate, agent_of, calls, check_transcript, kinds, plain, results, shape
@@ -61,32 +63,37 @@ async def test_a_second_call_that_asks_pauses_again_and_every_call_gets_one_resu
 # ------------------------------------------------------------------------------------------------------ runs that are taken up
 
 
-async def test_a_recorded_result_is_not_made_again_and_a_call_without_one_runs_again_under_its_id() -> None:
+@pytest.mark.parametrize("order", [("done", "breaks"), ("breaks", "done")])
+async def test_a_recorded_result_is_not_made_again_and_a_call_without_one_runs_again_under_its_id(order: tuple[str, str]) -> None:
     # TOOL-19
     ran: list[tuple[str, str]] = []
-    broken = [True]
+    finished, store = asyncio.Event(), Store()
+    model = mock_model([calls(*order), "Done"])
 
     async def done(args: Any, ctx: Any) -> str:
         ran.append(("done", ctx.tool_call_id))
+        finished.set()
         return "recorded"
 
     async def breaks(args: Any, ctx: Any) -> str:
         ran.append(("breaks", ctx.tool_call_id))
-        if broken:
+        await finished.wait()
+        await settle()
+        if len(ran) == 2:
+            store.checkpoints.broken = True  # the machine goes down: nothing is written from here on
             raise PropagatingToolError("The machine goes down.")
         return "at last"
 
     tools = [define_tool(name=name, description="T.", execute=run) for name, run in (("done", done), ("breaks", breaks))]
-    session = agent_of(calls("done", "breaks"), "Done", tools=tools, store=memory_store(), tool_concurrency=1).session("s")
-    with pytest.raises(PropagatingToolError):
+    session = create_agent(provider=model, tools=tools, store=store).session("s")
+    with pytest.raises((PropagatingToolError, StorageError)):
         await session.send("Go")
-    broken.clear()
+    store.checkpoints.broken = False
     result = await session.resume()
     assert result is not None
-    names = [name for name, _ in ran]
-    assert names.count("done") == 1
+    assert sorted(name for name, _ in ran) == ["breaks", "breaks", "done"]
     assert len({call_id for name, call_id in ran if name == "breaks"}) == 1
-    assert results(result.messages)[0] == "recorded"
+    assert dict(zip(order, results(result.messages), strict=True)) == {"done": "recorded", "breaks": "at last"}
     check_transcript(result.messages)
 
 
@@ -96,8 +103,11 @@ class Records:
     def __init__(self, inner: Any) -> None:
         self._inner = inner
         self.saved: list[dict[str, Any]] = []
+        self.broken = False
 
     async def save(self, record: dict[str, Any]) -> None:
+        if self.broken:
+            raise StorageError("The disk is gone.")
         self.saved.append(record)
         await self._inner.save(record)
 

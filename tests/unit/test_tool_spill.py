@@ -73,6 +73,12 @@ async def test_a_structured_result_is_kept_as_its_json() -> None:
     assert results(result.messages)[1].startswith('{"rows":[0,1,2,3')
 
 
+async def test_a_part_is_never_cut_itself_however_small_the_cap_is() -> None:
+    # LES-20
+    result = await spilling(calls("look"), read_next("0"), "Done", chars=30).send("Go")
+    assert results(result.messages)[1] == f"l\n[characters 0 to 1 of {len(LONG)}; go on with offset=1]"
+
+
 async def test_a_short_result_is_neither_cut_nor_kept() -> None:
     # LES-20
     result = await spilling(calls("look"), "Done", result="short").send("Go")
@@ -116,11 +122,12 @@ async def test_without_the_option_there_is_no_handle_and_no_tool() -> None:
 
 
 async def test_the_tool_is_read_only_and_its_name_is_taken() -> None:
-    # LES-20, TOOL-10
+    # LES-20, TOOL-10, CA-21
     assert read_result_tool(400).read_only
-    agent = agent_of("never", tools=[plain("read_result")], spill_tool_results=True)
     with pytest.raises(ConfigurationError, match="read_result"):
-        await agent.send("Go")
+        agent_of("never", tools=[plain("read_result")], spill_tool_results=True)
+    with pytest.raises(ConfigurationError, match="read_result"):
+        await agent_of("never", tools=lambda who: [plain("read_result")], spill_tool_results=True).send("Go")
     with pytest.raises(ConfigurationError) as caught:
         agent_of("never", spill_tool_results="yes")
     assert caught.value.field == "spill_tool_results"
