@@ -104,7 +104,7 @@ def told(result: ExecutionResult[Any]) -> dict[str, Any]:
 
 
 async def test_a_research_run_is_the_same_on_both_runtimes(research: Any, folder: Path, fresh_name: str) -> None:
-    # BUD-35, SUB-32, SUB-47
+    # BUD-35, CA-52, SUB-32, SUB-47
     limiter = {runtime: create_rate_limiter({"max_concurrent": 2}, f"{fresh_name}-{runtime}") for runtime in ("local", "ray")}
     limits = {"max_cost_usd": 1.0}
     local, ray = await both(
@@ -199,7 +199,7 @@ def chatty(request: GenerateOptions) -> GenerateResult | str:
 
 @pytest.mark.parametrize("kept", ["nowhere", "file"])
 async def test_a_conversation_is_the_same_on_both_runtimes(kept: str, tmp_path: Path) -> None:
-    # SES-05, SES-09, SES-16, SES-17, BUD-35
+    # CA-52, SES-05, SES-09, SES-16, SES-17, BUD-35
     told_by: dict[str, Any] = {}
     for runtime in ("local", "ray"):
         agent = create_agent(provider=MockProvider(policy=chatty), tools=[add], runtime=runtime)
