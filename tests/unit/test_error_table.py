@@ -29,6 +29,7 @@ from lousho_ray.providers.retry import with_retry
 from lousho_ray.stores.files import FileSessionStore
 from lousho_ray.stores.memory import memory_store
 from lousho_ray.testing.mock_model import mock_model
+from lousho_ray.tools.approval_policies import always
 from lousho_ray.tools.builtin import builtin_tool
 from lousho_ray.tools.tool import define_tool, tool
 from lousho_ray.tools.workspace import LocalWorkspace
@@ -112,6 +113,13 @@ async def forked_at_a_step_never_kept() -> None:
     agent = agent_of("x", store=memory_store())
     await agent.send("Hi", session_id="r")
     await agent.fork("r", 9)
+
+
+async def decided_by_oneself() -> None:
+    tool = define_tool(name="pay", description="Pays.", execute=lambda args: "paid", needs_approval=always(by="other"))
+    agent = agent_of(calls("pay"), tools=[tool])
+    paused = await agent.send("Hi", principal="ann")
+    await agent.approvals.resolve(str(paused.approval_id), approved=True, by="ann")
 
 
 async def dropped_turn() -> None:
@@ -280,6 +288,7 @@ ROWS = [
         {"tool_name": "add", "issues": [{"path": "a", "message": INTEGER}]},
     ),
     Row("LOUSHO_APPROVAL_NOT_FOUND", LoushoError, twice_decided, "appr_"),
+    Row("LOUSHO_APPROVAL_FORBIDDEN", LoushoError, decided_by_oneself, "'pay'"),
     Row("LOUSHO_APPROVAL_ORPHANED", LoushoError, dropped_turn, "appr_"),
     Row(
         "LOUSHO_SESSION_AWAITING_APPROVAL",
@@ -335,7 +344,7 @@ LATER = {
     "chapter 10 (the executor)": ("CONFIG_MISSING_AGENT", "APPROVAL_STORE_MISSING"),
     "chapters 12 and 14 (sessions of principals)": (
         *("SESSION_STREAM_UNSUPPORTED", "SESSION_FORK_UNSUPPORTED", "SESSION_FORBIDDEN"),
-        *("APPROVAL_FORBIDDEN", "APPROVAL_CONFLICT"),
+        "APPROVAL_CONFLICT",
     ),
     "chapter 21 (background tasks and remote agents)": (
         *("SUBAGENT_TASK_NOT_FOUND", "SUBAGENT_TASK_BUSY", "REMOTE_UNAUTHORIZED", "REMOTE_REQUEST_FAILED"),
