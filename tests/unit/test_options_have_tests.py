@@ -39,6 +39,7 @@ RULES, AGENT, LIMITS, RETRY = (
 RUNS, STRATEGIES, DEFINE = f"{U}compaction_runs.py::test_", f"{U}compaction_strategies.py::test_", f"{U}tool_define.py::test_"
 LIMITER, LIMITED, SUB = f"{U}limiter.py::test_", f"{U}limited.py::test_", f"{U}subagents_local.py::test_"
 DURABLE = f"{U}durable_sessions.py::test_"
+APPROVALS, SESSION_COMPACTION = f"{U}approvals.py::test_", f"{U}compaction_sessions.py::test_"
 WEB, SHELL, FILES = f"{W}web_tools.py::test_", f"{U}workspace_shell.py::test_", f"{U}workspace_fs_tools.py::test_"
 OPENAI, FAILURES, ANTHROPIC = f"{W}openai_calls.py::test_", f"{W}openai_failures.py::test_", f"{U}anthropic_wire.py::test_"
 
@@ -133,6 +134,29 @@ TESTS: dict[str, dict[str, str]] = {
         "store": f"{U}sessions_local.py::test_the_agents_store_is_the_default_and_a_sessions_own_wins",
         "turn_policy": f"{U}sessions_local.py::test_a_queued_call_joins_the_running_turn",
         "compaction": f"{RULES}a_session_has_its_own_compaction",
+    },
+    "approvals.resolve": {
+        "id": f"{APPROVALS}an_unknown_or_decided_approval_is_not_found",
+        "approved": f"{APPROVALS}a_rejected_call_does_not_run_and_the_model_reads_the_note",
+        "note": f"{APPROVALS}a_rejected_call_does_not_run_and_the_model_reads_the_note",
+        "by": f"{APPROVALS}some_calls_are_decided_by_somebody_else",
+        "args": f"{APPROVALS}edited_arguments_run_and_the_model_reads_the_edit",
+        "remember": f"{APPROVALS}a_decision_may_count_for_later_calls",
+    },
+    "session.compact": {
+        "strategy": f"{SESSION_COMPACTION}the_strategy_is_that_of_the_call_else_of_the_session_else_of_the_agent_else_pruning",
+        "protected_tokens": f"{SESSION_COMPACTION}a_session_is_compacted_by_hand_whatever_its_size",
+    },
+    "session.fork": {
+        "from_step": f"{U}durable_history.py::test_a_fork_keeps_what_was_up_to_a_step",
+        "id": f"{U}durable_history.py::test_forks_get_the_first_free_id",
+        "patch": f"{U}durable_history.py::test_a_fork_can_replace_a_result",
+    },
+    "agent.fork": {
+        "id": f"{U}durable_runs.py::test_a_fork_runs_on_from_a_step_and_leaves_the_source_alone",
+        "from_step": f"{U}durable_runs.py::test_a_fork_runs_on_from_a_step_and_leaves_the_source_alone",
+        "patch": f"{U}durable_runs.py::test_a_fork_runs_on_from_a_step_and_leaves_the_source_alone",
+        "new_session_id": f"{U}durable_runs.py::test_a_fork_runs_on_from_a_step_and_leaves_the_source_alone",
     },
     "ModelSettings": dict.fromkeys(options.ModelSettings.model_fields, f"{RULES}every_model_setting_reaches_the_request"),
     "Limits": {
@@ -339,6 +363,10 @@ async def existing() -> dict[str, set[str]]:
         "agent.send": allowed(lambda **given: agent.stream("Hi", **given)),
         "session.send": allowed(lambda **given: agent.session().stream("Hi", **given)),
         "agent.session": allowed(agent.session) | {"id"},
+        "approvals.resolve": parameters(agent.approvals.resolve),
+        "session.compact": parameters(agent.session().compact),
+        "session.fork": parameters(agent.session().fork),
+        "agent.fork": parameters(agent.fork),
         "HTTPProvider": common,
     }
     for model in ("ModelSettings", "Limits", "RateLimits", "Retry", "Backoff", "Compaction", "ReasoningOptions"):
