@@ -7,22 +7,19 @@ PIP ?= $(BIN)/python -m pip
 # Options of examples/research.py (make demo), of pytest (make test, check, slow).
 ARGS ?=
 
-# What makes each benchmark small.
-SMALL_limiter := --seconds 1 --callers 1,100
-SMALL_stores := --sessions 50 --turns 5
-
 RUN_TIME := $(VENV)/.installed
 DEVELOPMENT := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench slow clean
+.PHONY: help demo test check bench slow interop clean
 
 help:
 	@echo 'make demo    research over a folder with sub-agents, offline (ARGS="--help" shows its options)'
 	@echo 'make test    all tests but the slow ones (ARGS="tests/unit -k retry" chooses)'
 	@echo 'make check   lint, format, types and floors, then make test'
 	@echo 'make slow    the tests marked slow'
-	@echo 'make bench   every benchmark, in a small size'
+	@echo 'make bench   every benchmark, in a small size (ARGS="turn stream" chooses)'
+	@echo 'make interop providers against a model server that others wrote (needs npm and the network)'
 	@echo 'make clean   removes what builds, tests and the demo leave behind'
 
 demo: $(RUN_TIME)
@@ -43,7 +40,10 @@ slow: $(DEVELOPMENT)
 	$(BIN)/python -m pytest -m slow $(or $(ARGS),tests)
 
 bench: $(RUN_TIME)
-	set -e; $(foreach file,$(wildcard benchmarks/*.py),$(BIN)/python $(file) $(SMALL_$(basename $(notdir $(file))));)
+	$(BIN)/python benchmarks/run.py $(ARGS)
+
+interop: $(DEVELOPMENT)
+	PYTHON=$(BIN)/python tests/interop/run.sh $(ARGS)
 
 clean:
 	rm -rf build dist *.egg-info report.md

@@ -30,7 +30,14 @@ def limiters(form: str) -> Iterator[RateLimiter]:
 
     from lousho_ray.actors.limiter import ACTOR_OPTIONS, LimiterReference, RateLimiterActor
 
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, namespace="benchmark")
+    ray.init(
+        "local",
+        num_cpus=2,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        namespace="benchmark",
+    )
     try:
         actor = ray.remote(RateLimiterActor).options(name="limits", **ACTOR_OPTIONS).remote()
         yield create_rate_limiter(

@@ -64,7 +64,9 @@ if TYPE_CHECKING:
         with_rate_limit,
         with_retry,
     )
+    from lousho_ray.run_forks import RunFork, get_checkpoint_history
     from lousho_ray.session_handle import Session
+    from lousho_ray.session_history import SessionStep
     from lousho_ray.stores.files import FileSessionStore, file_store
     from lousho_ray.stores.location import ray_store
     from lousho_ray.stores.memory import MemorySessionStore, memory_store
@@ -72,6 +74,8 @@ if TYPE_CHECKING:
     from lousho_ray.stores.sqlite import SqliteStore
     from lousho_ray.tokens import estimate_tokens, set_token_estimator
     from lousho_ray.tools import Tool, ToolRegistry, define_tool, tool
+    from lousho_ray.tools.approval_policies import always, never, once
+    from lousho_ray.tools.question import ask_question_tool
     from lousho_ray.usage import Usage, format_usage
 
 _HOMES: dict[str, tuple[str, ...]] = {
@@ -110,7 +114,9 @@ _HOMES: dict[str, tuple[str, ...]] = {
         *("OpenRouterProvider", "PiProvider", "estimate_cost", "get_model_info", "list_models", "register_model"),
         *("resolve_provider", "with_fallback", "with_rate_limit", "with_retry"),
     ),
+    "run_forks": ("RunFork", "get_checkpoint_history"),
     "session_handle": ("Session",),
+    "session_history": ("SessionStep",),
     "stores.files": ("FileSessionStore", "file_store"),
     "stores.location": ("ray_store",),
     "stores.memory": ("MemorySessionStore", "memory_store"),
@@ -118,6 +124,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "stores.sqlite": ("SqliteStore",),
     "tokens": ("estimate_tokens", "set_token_estimator"),
     "tools": ("Tool", "ToolRegistry", "define_tool", "tool"),
+    "tools.approval_policies": ("always", "never", "once"),
+    "tools.question": ("ask_question_tool",),
     "usage": ("Usage", "format_usage"),
 }
 _MODULES = {name: module for module, names in _HOMES.items() for name in names}
@@ -167,10 +175,12 @@ __all__ = [
     "RateLimiter",
     "RateLimits",
     "Retry",
+    "RunFork",
     "S3Store",
     "SDKError",
     "Session",
     "SessionAwaitingApprovalError",
+    "SessionStep",
     "SqliteStore",
     "StorageError",
     "TextPart",
@@ -182,6 +192,8 @@ __all__ = [
     "ToolRegistry",
     "Usage",
     "ValidationError",
+    "always",
+    "ask_question_tool",
     "compact_messages",
     "create_agent",
     "create_compaction_hook",
@@ -192,12 +204,15 @@ __all__ = [
     "event_from_dict",
     "file_store",
     "format_usage",
+    "get_checkpoint_history",
     "get_model_info",
     "is_agent_event",
     "is_pinned",
     "list_models",
     "load_project_instructions",
     "memory_store",
+    "never",
+    "once",
     "pin_message",
     "prune_tool_results_strategy",
     "ray_store",
