@@ -29,6 +29,10 @@ WRAPPED_KEY = "result"
 
 MAX_ISSUES = 20
 
+_PARTS = frozenset({"allOf", "not", "if", "then", "else"})
+_OPEN = frozenset({"additionalProperties", "unevaluatedProperties", "patternProperties", "allOf", "if", "then", "else"})
+"""The keys with which a node says itself what other properties it has."""
+
 _FENCE = re.compile(r"```[a-zA-Z]*[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
 _THINKING = re.compile(r"<think>.*?</think>", re.DOTALL)
 
@@ -122,16 +126,18 @@ class OutputContract:
 
     @functools.cached_property
     def _reader(self) -> JsonSchemaInput | PydanticInput:
+        if inspect.isroutine(self.spec):  # pydantic would describe its parameters
+            raise _no_schema(f"{self.spec!r} is a function, not a type.")
         try:
             if isinstance(self.spec, Mapping):
                 return JsonSchemaInput(self.spec)
             return PydanticInput(self.spec) if not self._wrapped else _wrapping(self.spec)
         except (PydanticUserError, ConfigurationError, TypeError, NameError) as error:
             detail = getattr(error, "detail", None) or str(error).splitlines()[0]
-            raise ConfigurationError(
-                f"output cannot be used as a schema: {detail} Pass a pydantic model, a type or a JSON schema of type object.",
-                field="output",
-            ) from error
+            detail = detail.removeprefix("`input` is not a usable JSON schema: ").replace(
+                "the arguments of a tool are", "it must be"
+            )
+            raise _no_schema(detail) from error
 
     def _wrap(self, data: Any) -> Any:
         if self._wrapped:
@@ -158,6 +164,11 @@ class OutputContract:
         return {key: value for key, value in self.__dict__.items() if key != "_reader"}
 
 
+def _no_schema(why: str) -> ConfigurationError:
+    advice = "Pass a pydantic model, a type or a JSON schema of type object."
+    return ConfigurationError(f"output cannot be used as a schema: {why} {advice}", field="output")
+
+
 def read_json(text: str) -> Any:
     """The JSON value of a reply. Raises `ValueError` saying why there is none."""
     stripped = text.strip().removeprefix("\ufeff").strip()
@@ -176,7 +187,10 @@ def read_json(text: str) -> Any:
 
 
 def close_objects(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema with `additionalProperties: false` on every object node that does not set it."""
+    """The schema with `additionalProperties: false` on every object node that does not set it.
+
+    An object without properties takes any, and the parts of an `allOf` know only some of them: both stay as they are.
+    """
 
     def close(node: Any) -> Any:
         if isinstance(node, list):
@@ -184,7 +198,7 @@ def close_objects(schema: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(node, Mapping):
             return node
         closed = {key: _close_child(key, value, close) for key, value in node.items()}
-        if closed.get("type") == "object" and "properties" in closed and "additionalProperties" not in closed:
+        if "properties" in closed and not _OPEN & closed.keys():
             closed["additionalProperties"] = False
         return closed
 
@@ -220,7 +234,7 @@ def example(schema: Mapping[str, Any]) -> Any:
 
 def _close_child(key: str, value: Any, close: Callable[[Any], Any]) -> Any:
     """Children that are schemas; the values of `enum`, `const`, `default` and `examples` are data."""
-    if key in {"enum", "const", "default", "examples", "required"}:
+    if key in {"enum", "const", "default", "examples", "required", *_PARTS}:
         return value
     if key in {"properties", "$defs", "definitions", "patternProperties"} and isinstance(value, Mapping):
         return {name: close(child) for name, child in value.items()}

@@ -192,8 +192,11 @@ async def _checked(state: RunState, deps: RunDeps, reply: Reply) -> StepOutcome:
     checked = await deps.abort.guard(deps.output.check(reply.text, _output_context(state)))
     if isinstance(checked, Valid):
         return Finish(reply.finish_reason, reply.text, output=checked)
-    if state.repair_issues or state.steps >= deps.max_steps:
+    stop = await _may_step(state, deps)
+    if state.repair_issues or (stop is not None and _out_of_steps(stop)):
         return Finish("output-invalid", reply.text, output=checked)
+    if stop is not None:  # a spend limit, or an abort
+        return stop if stop.reason == "aborted" else replace(stop, text=reply.text, output=checked)
     state.repair_issues = checked.issues
     state.messages.append(user(deps.output.repair_message(checked)))
     return CONTINUE
@@ -201,12 +204,10 @@ async def _checked(state: RunState, deps: RunDeps, reply: Reply) -> StepOutcome:
 
 async def _force_answer(state: RunState, deps: RunDeps, outcome: StepOutcome) -> StepOutcome:
     """A run with an `output` schema that ran out of steps is asked once for its answer, without tools."""
-    ran_out = isinstance(outcome, Finish) and (
-        outcome.reason == "max-steps" or (outcome.budget is not None and outcome.budget.limit == "maxSteps")
-    )
-    if deps.output is None or not ran_out or deps.abort.aborted:
+    if deps.output is None or not isinstance(outcome, Finish) or not _out_of_steps(outcome) or deps.abort.aborted:
         return outcome
-    assert isinstance(outcome, Finish)
+    if await deps.budget.before_call(state.usage.spend, steps=0, tool_errors=state.tool_errors) is not None:
+        return outcome  # What ran since the last check, sub-agents for example, reached another limit.
     state.steps += 1
     state.messages.append(
         user("[final-answer] No steps are left. Give your final answer now, in the output format, without tools.")
@@ -214,16 +215,20 @@ async def _force_answer(state: RunState, deps: RunDeps, outcome: StepOutcome) ->
     with _step_events(state, deps):
         try:
             request = await prepare_request(state, deps, with_tools=False)
-        except Aborted:
-            return _step_done(state, deps, "aborted", _aborted(deps))
-        called = await _call(state, deps, request)
-        if not isinstance(called, Reply):
-            return outcome if isinstance(called, Continue) else called
-        entry, spend = await _book(state, deps, request, called)
-        cancel_calls(called.tool_calls, state, "The call was not run: no steps are left.")
-        await deps.budget.report(f"step-{state.steps}", spend, state.usage.spend)
-        checked = await deps.output.check(called.text, _output_context(state))
+            called = await _call(state, deps, request)
+            if not isinstance(called, Reply):
+                return outcome if isinstance(called, Continue) else called
+            entry, spend = await _book(state, deps, request, called)
+            cancel_calls(called.tool_calls, state, "The call was not run: no steps are left.")
+            await deps.budget.report(f"step-{state.steps}", spend, state.usage.spend)
+            checked = await deps.abort.guard(deps.output.check(called.text, _output_context(state)))
+        except Aborted:  # while a hook or a validator ran
+            return _step_done(state, deps, "aborted", _aborted(deps), _booked(state))
         return _step_done(state, deps, called.finish_reason, replace(outcome, text=called.text, output=checked), entry)
+
+
+def _out_of_steps(stop: Finish) -> bool:
+    return stop.reason == "max-steps" or (stop.budget is not None and stop.budget.limit == "maxSteps")
 
 
 async def _run_tools(state: RunState, deps: RunDeps, reply: Reply, entry: StepUsage, spend: Spend) -> StepOutcome:
