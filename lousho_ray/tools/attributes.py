@@ -15,9 +15,6 @@ Effect: TypeAlias = Literal["read", "idempotent", "once"]
 NeedsApproval: TypeAlias = bool | Callable[..., Any]
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-_RAY_OPTIONS = frozenset(
-    {"num_cpus", "num_gpus", "memory", "resources", "accelerator_type", "runtime_env", "scheduling_strategy", "label_selector"}
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +64,7 @@ def check_name(name: Any) -> None:
 
 def check_options(name: str, options: Mapping[str, Any]) -> None:
     """Raises `ConfigurationError` (`LOUSHO_CONFIG_INVALID`) for an option whose value cannot be used."""
-    for key in ("defer_loading", "edits_files", "requires_sandbox"):
+    for key in ("edits_files", "requires_sandbox"):
         if not isinstance(options.get(key, False), bool):
             raise invalid(f"`{key}` of tool {name!r} is {options[key]!r}; it is True or False.", key)
     approval = options.get("needs_approval", False)
@@ -84,23 +81,6 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
     sandboxed = options.get("sandbox_execute")
     if sandboxed is not None and not callable(sandboxed):
         raise invalid(f"`sandbox_execute` of tool {name!r} is {sandboxed!r}, which cannot be called.", "sandbox_execute")
-    _check_ray_options(name, options.get("ray_options"))
-
-
-def _check_ray_options(name: str, options: Any) -> None:
-    if options is None:
-        return
-    if not isinstance(options, Mapping):
-        raise invalid(f"`ray_options` of tool {name!r} is {options!r}; it is a dict such as {{'num_gpus': 1}}.", "ray_options")
-    for key in options:
-        if key == "max_retries":
-            problem = "a call is never run again behind the run, so its retries are always 0"
-            raise invalid(f"`ray_options` of tool {name!r} has 'max_retries': {problem}.", "ray_options")
-        if key not in _RAY_OPTIONS:
-            known = ", ".join(sorted(_RAY_OPTIONS))
-            raise invalid(
-                f"`ray_options` of tool {name!r} has {key!r}.{suggest(str(key), _RAY_OPTIONS)} Known: {known}.", "ray_options"
-            )
 
 
 def invalid(message: str, option: str) -> ConfigurationError:

@@ -40,13 +40,11 @@ class Tool(Generic[P, R]):
         needs_approval: `True`, `False`, or a sync or async function of the validated arguments (and a context).
         annotations: The MCP hints.
         metadata: `mcp.annotations` and `editsFiles` besides the author's own keys.
-        defer_loading: Found by tool search instead of being sent with every model call.
         edits_files: Changes files of the workspace: mode `acceptEdits` runs it unasked.
         requires_sandbox: Never runs outside `sandbox_execute`.
         sandbox_execute: `fn(args, sandbox, ctx)`, used instead of the function where a tool runs sandboxed.
         max_calls_per_run: How many calls of it one run executes.
         effect: What a repeated call does; `once` is not repeated after a crash.
-        ray_options: Runs it as a Ray task with these resources.
     """
 
     name: str
@@ -57,13 +55,11 @@ class Tool(Generic[P, R]):
     needs_approval: NeedsApproval = False
     annotations: ToolAnnotations = field(default_factory=ToolAnnotations)
     metadata: dict[str, Any] = field(default_factory=dict)
-    defer_loading: bool = False
     edits_files: bool = False
     requires_sandbox: bool = False
     sandbox_execute: Callable[..., Any] | None = None
     max_calls_per_run: int | None = None
     effect: Effect | None = None
-    ray_options: Mapping[str, Any] | None = None
     bound_to: Any = None
 
     def __post_init__(self) -> None:
@@ -229,13 +225,11 @@ def define_tool(
     needs_approval: NeedsApproval = False,
     annotations: ToolAnnotations | Mapping[str, Any] | None = None,
     metadata: Mapping[str, Any] | None = None,
-    defer_loading: bool = False,
     edits_files: bool = False,
     requires_sandbox: bool = False,
     sandbox_execute: Callable[..., Any] | None = None,
     max_calls_per_run: int | None = None,
     effect: Effect | None = None,
-    ray_options: Mapping[str, Any] | None = None,
     **unknown: Any,
 ) -> Tool[..., Any]:
     """Defines a tool from its parts.
@@ -273,13 +267,11 @@ def tool(
     needs_approval: NeedsApproval = False,
     annotations: ToolAnnotations | Mapping[str, Any] | None = None,
     metadata: Mapping[str, Any] | None = None,
-    defer_loading: bool = False,
     edits_files: bool = False,
     requires_sandbox: bool = False,
     sandbox_execute: Callable[..., Any] | None = None,
     max_calls_per_run: int | None = None,
     effect: Effect | None = None,
-    ray_options: Mapping[str, Any] | None = None,
 ) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
 
 

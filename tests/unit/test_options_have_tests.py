@@ -332,14 +332,6 @@ TESTS: dict[str, dict[str, str]] = {
     },
 }
 
-NOT_YET: dict[str, dict[str, str]] = {
-    "define_tool": {
-        "defer_loading": "comes with tool search: until then every tool is sent with every call",
-        "ray_options": "comes with tools that run as Ray tasks",
-    },
-}
-"""Options that are taken and kept, but whose feature is not built: they have no effect yet, and docs/deviations.md says so."""
-
 
 def allowed(refuse: Callable[..., Any]) -> set[str]:
     """What a call takes, as the error for an unknown keyword lists it."""
@@ -407,7 +399,7 @@ def names_of_tests() -> frozenset[str]:
 
 async def test_every_public_option_has_a_test_that_fails_when_it_is_ignored() -> None:
     # LES-04
-    listed = {owner: set(tests) | set(NOT_YET.get(owner, ())) for owner, tests in TESTS.items()}
+    listed = {owner: set(tests) for owner, tests in TESTS.items()}
     assert await existing() == listed
 
 
@@ -415,11 +407,3 @@ async def test_every_public_option_has_a_test_that_fails_when_it_is_ignored() ->
 def test_the_tests_that_are_named_exist(owner: str) -> None:
     # LES-04
     assert set(TESTS[owner].values()) - names_of_tests() == set()
-
-
-def test_options_without_an_effect_are_written_down() -> None:
-    # LES-04
-    page = (FOLDER.parent / "docs" / "deviations.md").read_text()
-    for names in NOT_YET.values():
-        for name in names:
-            assert f"`{name}`" in page

@@ -243,18 +243,14 @@ def test_double_star_allows_extra_keys() -> None:  # chapter 20, Defining
     [
         ({"needs_aproval": True}, "Did you mean 'needs_approval'?"),
         ({"needs_approval": "always"}, "needs_approval"),
-        ({"defer_loading": "yes"}, "defer_loading"),
         ({"max_calls_per_run": 0}, "max_calls_per_run"),
         ({"max_calls_per_run": True}, "max_calls_per_run"),
         ({"effect": "reads"}, "Did you mean 'read'?"),
         ({"annotations": {"readonly_hint": True}}, "Did you mean 'read_only_hint'?"),
-        ({"ray_options": {"max_retries": 3}}, "max_retries"),
-        ({"ray_options": {"num_gpu": 1}}, "Did you mean 'num_gpus'?"),
-        ({"ray_options": 3}, "ray_options"),
         ({"sandbox_execute": 3}, "sandbox_execute"),
     ],
 )
-def test_bad_options_are_refused_by_name(options: dict[str, Any], says: str) -> None:  # TOOL-04, LES-13, DEC-R7, DEC-R8
+def test_bad_options_are_refused_by_name(options: dict[str, Any], says: str) -> None:  # TOOL-04, LES-13, DEC-R7
     assert says in refused(lambda: define_tool(name="x", description="d", execute=nothing, **options)).message
     assert says in refused(lambda: tool(**options)(nothing)).message
 
