@@ -190,10 +190,12 @@ def _provider_for(spec: str, *, retry: Any, fallbacks: Sequence[LLMProvider]) ->
 def _retried(provider: LLMProvider, retry: Any) -> LLMProvider:
     """Puts the one retry layer around a provider that was passed in: asked for, or by default around the built-in ones."""
     from lousho_ray.providers.base import HTTPProvider
-    from lousho_ray.providers.retry import with_retry
+    from lousho_ray.providers.retry import RetryProvider, with_retry
 
     if retry is False or (retry is None and not isinstance(provider, HTTPProvider)):
         return provider
+    if isinstance(provider, RetryProvider):
+        return with_retry(provider.inner, retry)  # in place of its own: two layers would multiply the attempts
     return with_retry(provider, retry if retry is not None else {"max_retries": getattr(provider, "max_retries", 2)})
 
 

@@ -90,7 +90,7 @@ both_ways = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stre
 
 
 @both_ways
-async def test_text_and_its_usage(client: Client, stream: bool) -> None:
+async def test_text_of_one_call(client: Client, stream: bool) -> None:
     result, events = await client.run("greet", stream=stream)
     assert (result.text, result.finish_reason, result.steps) == (GREETING, "stop", 1)
     if stream:

@@ -350,7 +350,7 @@ async def test_a_budget_stop_that_raises() -> None:
 
 
 async def test_reasoning_ends_before_text_and_tools() -> None:
-    # EVT-29
+    # EVT-29, PRV-82
     provider = ScriptedStream([ReasoningChunk("a"), ReasoningChunk("b"), *want("look")], [*think("c"), *say("Done")])
     run = create_agent(provider=provider, tools=[plain("look")]).stream("Hi")
     events = await collect(run)

@@ -443,6 +443,7 @@ async def test_account_options_of_openai_and_the_wait_for_a_connection_reach_the
 
 @pytest.mark.parametrize("asks", [True, False])
 def test_a_compatible_server_is_asked_for_the_usage_of_streams_unless_it_refuses_that(asks: bool) -> None:
+    # PRV-31, PRV-59
     provider = OpenAICompatibleProvider(base_url="http://127.0.0.1:9/v1", default_model="m", stream_usage=asks)
     body = json.loads(provider.call(GenerateOptions([user("Hi")]), "m", stream=True).body)
     assert ("stream_options" in body) is asks
@@ -450,6 +451,7 @@ def test_a_compatible_server_is_asked_for_the_usage_of_streams_unless_it_refuses
 
 @pytest.mark.parametrize(("enforced", "sent"), [("json_schema", "json_schema"), ("json_object", "json_object"), ("none", None)])
 def test_a_compatible_server_gets_the_response_format_that_it_enforces(enforced: Any, sent: str | None) -> None:
+    # PRV-59
     provider = OpenAICompatibleProvider(
         base_url="http://127.0.0.1:9/v1", default_model="m", structured_outputs=enforced, name="own"
     )

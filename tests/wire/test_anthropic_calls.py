@@ -118,7 +118,7 @@ async def test_a_reply_has_text_calls_signed_reasoning_and_usage(fake_server: Fa
     assert result.tool_calls == (ToolCall("toolu_9", "add", '{"a":1}'),)
     assert result.finish_reason == "tool_calls"
     assert result.usage == ProviderUsage(10, 5)
-    assert result.reasoning == (ReasoningBlock("hm", "signature_1", None, "anthropic", "claude-sonnet-4-5"),)
+    assert result.reasoning == (ReasoningBlock("hm", "signature_1", None, "anthropic", "claude-sonnet-4-5"),)  # PRV-07
     assert result.served_by == ServedBy("anthropic", "claude-sonnet-4-5")
     assert result.response_model == "claude-x-1"
 
