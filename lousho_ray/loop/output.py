@@ -120,7 +120,7 @@ class OutputContract:
             return f"{text}Reply with a value that matches the schema, filled in like this example:\n{filled}"
         return f"{text}Reply again with the corrected JSON value alone."
 
-    @property
+    @functools.cached_property
     def _wrapped(self) -> bool:
         return not isinstance(self.spec, Mapping) and not _is_object_type(self.spec)
 

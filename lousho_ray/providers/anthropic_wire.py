@@ -16,6 +16,7 @@ from lousho_ray.errors import ConfigurationError
 from lousho_ray.messages import Message, ReasoningBlock
 from lousho_ray.ports import GenerateOptions, ToolDefinition
 from lousho_ray.providers.anthropic_parts import FileRule, encode_block, text_block, user_blocks
+from lousho_ray.providers.anthropic_schema import output_schema
 from lousho_ray.providers.anthropic_thinking import Thinking, thinking_for
 from lousho_ray.providers.transcript import (
     Warn,
@@ -177,7 +178,11 @@ def _settings(options: GenerateOptions, thinking: Thinking | None, wire: WireOpt
         if thinking.effort is not None:
             output["effort"] = thinking.effort
     if wire.structured_outputs and options.response_format is not None and options.response_format.schema is not None:
-        output["format"] = {"type": "json_schema", "schema": options.response_format.schema}
+        schema = output_schema(options.response_format.schema)
+        if schema is not None:
+            output["format"] = {"type": "json_schema", "schema": schema}
+        else:
+            warn("output_schema", "Anthropic cannot enforce this output schema (free keys or recursion); it is left to the prompt.")
     if output:
         body["output_config"] = output
     return body

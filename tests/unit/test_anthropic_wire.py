@@ -307,10 +307,41 @@ def test_hosted_tools_are_sent_as_they_are_given_and_others_refused() -> None:
 
 def test_a_response_format_is_sent_only_with_structured_outputs() -> None:
     # PRV-D6
-    wanted = ResponseFormat({"type": "object"})
+    wanted = ResponseFormat(
+        {"type": "object", "properties": {"n": {"type": "integer", "minimum": 1}}, "additionalProperties": False}
+    )
     assert "output_config" not in body(user("Q"), response_format=wanted)
-    sent = body(user("Q"), response_format=wanted, wire=WireOptions(structured_outputs=True))
-    assert sent["output_config"] == {"format": {"type": "json_schema", "schema": {"type": "object"}}}
+    sent = body(user("Q"), response_format=wanted, wire=WireOptions(structured_outputs=True))["output_config"]["format"]
+    assert sent["type"] == "json_schema"
+    assert sent["schema"]["properties"] == {"n": {"type": "integer", "description": "{minimum: 1}"}}  # the API refuses limits
+    assert wanted.schema["properties"] == {"n": {"type": "integer", "minimum": 1}}  # type: ignore[index]
+
+
+CLOSED = {"type": "object", "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object"},
+        {"type": "object", "additionalProperties": {"type": "string"}},
+        {**CLOSED, "properties": {"a": {"type": "object", "additionalProperties": True}}},
+        {**CLOSED, "properties": {"a": {}}},
+        {**CLOSED, "properties": {"a": {"type": ["string", "null"]}}},
+        {**CLOSED, "properties": {"a": {"$ref": "#"}}},
+        {
+            **CLOSED,
+            "properties": {"a": {"$ref": "#/$defs/n"}},
+            "$defs": {"n": {**CLOSED, "properties": {"n": {"$ref": "#/$defs/n"}}}},
+        },
+    ],
+)
+def test_a_schema_that_anthropic_cannot_enforce_is_left_to_the_prompt(schema: Any) -> None:
+    # PRV-D6
+    warned = Warnings()
+    sent = body(user("Q"), warn=warned, response_format=ResponseFormat(schema), wire=WireOptions(structured_outputs=True))
+    assert "output_config" not in sent
+    assert list(warned) == ["output_schema"]
 
 
 # ------------------------------------------------------------------------------------------------------------------ caching

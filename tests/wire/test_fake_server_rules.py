@@ -82,6 +82,15 @@ def claude_tool(name: str = "add", **more: Any) -> dict[str, Any]:
     return {"name": name, "description": "Adds.", "input_schema": SCHEMA, **more}
 
 
+def claude_output(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
+
+
+def limited(**more: Any) -> dict[str, Any]:
+    """A closed object whose one number is described further."""
+    return {**STRICT_SCHEMA, "properties": {"a": {"type": "integer", **more}}}
+
+
 CHAT = Api(
     "chat",
     "/v1/chat/completions",
@@ -432,6 +441,18 @@ ROWS: list[tuple[Api, str, Change, Change]] = [
     (CLAUDE, "tool-choice", {"tools": DROP, "tool_choice": {"type": "auto"}}, {"tool_choice": {"type": "auto"}}),
     (CLAUDE, "tool-choice", {"tool_choice": {"type": "tool", "name": "gone"}}, {"tool_choice": {"type": "tool", "name": "add"}}),
     (CLAUDE, "tool-choice", {"tool_choice": {"type": "any", "name": "add"}}, {"tool_choice": {"type": "any"}}),
+    (CLAUDE, "schema-output", claude_output(SCHEMA), claude_output(STRICT_SCHEMA)),
+    (CLAUDE, "schema-output", claude_output(limited(minimum=1)), claude_output(limited(enum=[1, 2]))),
+    (CLAUDE, "schema-output", claude_output(limited(**{"$ref": "#/$defs/none"})), {}),
+    (
+        CLAUDE,
+        "schema-output",
+        claude_output(
+            {**STRICT_SCHEMA, "$defs": {"n": limited(**{"$ref": "#/$defs/n"})}, "properties": {"a": {"$ref": "#/$defs/n"}}}
+        ),
+        claude_output({**STRICT_SCHEMA, "$defs": {"n": STRICT_SCHEMA}, "properties": {"a": {"$ref": "#/$defs/n"}}}),
+    ),
+    (CLAUDE, "shape", {"output_config": {"format": {"type": "json_object"}}}, {"output_config": {"effort": "low"}}),
     (CLAUDE, "shape", {"tool_choice": {"type": "required"}}, {"tool_choice": {"type": "none"}}),
     # ------------------------------------------------------------------------------------------- messages: tools
     (CLAUDE, "shape", {"tools.0": chat_tool()}, {"tools.0": claude_tool()}),

@@ -36,7 +36,7 @@ from lousho_ray.testing.fake_server.rule import (
     unique,
     words,
 )
-from lousho_ray.testing.fake_server.schema_rules import check_object_schema
+from lousho_ray.testing.fake_server.schema_rules import check_object_schema, check_output_schema
 
 MAX_CACHE_MARKS = 4
 MIN_THINKING_TOKENS = 1024
@@ -139,6 +139,16 @@ def _check_tool(tool: Any, where: str) -> str:
     return matching(TOOL_NAME, tool["name"], f"{where}.name", "tool-name")
 
 
+def check_output(checked: Checked) -> None:
+    """The format of the reply, when one is asked for."""
+    wanted = an_object(checked.body.get("output_config", {}), "output_config", keys={"effort", "format", "task_budget"})
+    if "format" in wanted:
+        where = "output_config.format"
+        an_object(wanted["format"], where, keys={"type", "schema"}, required=("type", "schema"))
+        one_of(wanted["format"]["type"], f"{where}.type", ("json_schema",))
+        check_output_schema(wanted["format"]["schema"], f"{where}.schema")
+
+
 def check_content(checked: Checked) -> None:
     """The shape of the system prompt and of every message."""
     if "system" in checked.body:
@@ -229,6 +239,7 @@ CHECKS: tuple[Callable[[Checked], None], ...] = (
     check_top_level,
     check_thinking_settings,
     check_tools,
+    check_output,
     check_content,
     check_cache_marks,
     check_alternation,

@@ -1,6 +1,6 @@
 """Rules for the JSON schemas that requests carry, among them OpenAI's strict mode.
 
-Source: OpenAI, "Structured outputs", section "Supported schemas"
+Source of the rules of strict mode: OpenAI, "Structured outputs", section "Supported schemas"
 (https://platform.openai.com/docs/guides/structured-outputs#supported-schemas).
 """
 
@@ -18,6 +18,8 @@ _REFUSED = words(
     "maxLength default"
 )
 
+_NOT_ENFORCED = words("oneOf minimum maximum exclusiveMinimum exclusiveMaximum multipleOf minLength maxLength maxItems uniqueItems")
+
 
 def check_object_schema(schema: Any, where: str) -> None:
     """A schema whose root is an object."""
@@ -32,6 +34,35 @@ def check_strict_schema(schema: Any, where: str) -> None:
     _check_node(schema, where, 1)
     for name, definition in {**schema.get("$defs", {}), **schema.get("definitions", {})}.items():
         _check_node(definition, f"{where}.$defs.{name}", 1)
+
+
+def check_output_schema(schema: Any, where: str) -> None:
+    """A schema for Anthropic's structured outputs: every object closed, no limit of numbers, texts and lists, no recursion.
+
+    Source: Anthropic, "Structured outputs", section "JSON Schema limitations"
+    (https://docs.claude.com/en/docs/build-with-claude/structured-outputs#json-schema-limitations).
+    """
+    _check_output_node(schema, where, an_object(schema, where).get("$defs", {}), ())
+
+
+def _check_output_node(node: Any, where: str, definitions: dict[str, Any], within: tuple[str, ...]) -> None:
+    schema = an_object(node, where)
+    refused = sorted(_NOT_ENFORCED & schema.keys())
+    need(not refused, "schema-output", f"{where}: property '{', '.join(refused)}' is not supported")
+    name = str(schema.get("$ref", "")).removeprefix("#/$defs/")
+    need(name not in within, "schema-output", f"{where}: recursive schemas are not supported")
+    if name:
+        need(name in definitions, "schema-output", f"{where}: '{name}' is not defined in '$defs'")
+        _check_output_node(definitions[name], f"{where}.{name}", definitions, (*within, name))
+    if schema.get("type") == "object":
+        closed = schema.get("additionalProperties") is False
+        need(closed, "schema-output", f"{where}: For 'object' type, 'additionalProperties' must be explicitly set to false")
+    for key, child in an_object(schema.get("properties", {}), f"{where}.properties").items():
+        _check_output_node(child, f"{where}.properties.{key}", definitions, within)
+    if "items" in schema:
+        _check_output_node(schema["items"], f"{where}.items", definitions, within)
+    for position, child in enumerate([*schema.get("anyOf", []), *schema.get("allOf", [])]):
+        _check_output_node(child, f"{where}.{position}", definitions, within)
 
 
 def _check_node(node: Any, where: str, depth: int) -> None:

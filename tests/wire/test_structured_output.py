@@ -1,0 +1,105 @@
+"""Output schemas of any shape on every route: the strict fake server, which knows the vendors' rules for schemas, takes them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+import pytest
+from pydantic import BaseModel, Field
+
+from lousho_ray.testing.fake_server import FakeServer, RecordedRequest, Reply
+from tests.wire.matrix_support import Route, Toolbox, an_agent, play, provider_for
+
+ROUTES: tuple[Route, ...] = ("chat", "responses", "messages", "ollama", "openrouter", "compatible")
+
+
+class Wide(BaseModel):
+    """What strict modes stumble over: optional fields, defaults, unions, limits, texts of a format."""
+
+    name: str = Field(min_length=1)
+    note: str | None = None
+    size: int | Literal["big", "small"] = Field(default=1, description="How big.")
+    parts: list[Part] = Field(default=[], max_length=5)
+    share: float = Field(default=0.5, ge=0, le=1)
+
+
+class Part(BaseModel):
+    kind: Literal["a", "b"] = "a"
+
+
+class Tree(BaseModel):
+    label: str
+    children: list[Tree] = []
+
+
+class Free(BaseModel):
+    known: str
+    more: dict[str, Any] = {}
+
+
+WIDE = {"name": "x", "size": "big", "parts": [{"kind": "b"}]}
+NULLABLE = {"type": "object", "properties": {"a": {"type": ["string", "null"]}, "b": {"type": "object"}}}
+CASES: list[Any] = [
+    pytest.param(Wide, WIDE, Wide.model_validate(WIDE), id="optional-union-limits"),
+    pytest.param(Tree, {"label": "a", "children": [{"label": "b"}]}, Tree(label="a", children=[Tree(label="b")]), id="recursive"),
+    pytest.param(Free, {"known": "k", "more": {"x": 1}}, Free(known="k", more={"x": 1}), id="free-form"),
+    pytest.param(dict[str, int], {"a": 1}, {"a": 1}, id="dict"),
+    pytest.param(list[Part], {"result": [{"kind": "b"}]}, [Part(kind="b")], id="list"),
+    pytest.param(Wide | Part, {"result": {"kind": "b"}}, Part(kind="b"), id="union"),
+    pytest.param(NULLABLE, {"a": None, "b": {"c": 1}}, {"a": None, "b": {"c": 1}}, id="json-schema"),
+]
+
+
+def sent_schema(request: RecordedRequest) -> Any:
+    """The schema that a request asks its server to enforce."""
+    body = request.body
+    match request.route:
+        case "chat":
+            assert body["response_format"]["json_schema"]["strict"] is False  # PRV-30b
+            return body["response_format"]["json_schema"]["schema"]
+        case "responses":
+            assert body["text"]["format"]["strict"] is False  # PRV-39b
+            return body["text"]["format"]["schema"]
+        case "messages":
+            return body.get("output_config", {}).get("format", {}).get("schema")
+        case _:
+            return body["format"]
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(("output", "reply", "value"), CASES)
+async def test_a_schema_of_any_shape_is_accepted_and_its_reply_validated(
+    fake_server: FakeServer, route: Route, output: Any, reply: Any, value: Any, streamed: bool
+) -> None:
+    # RUN-73, RUN-74, RUN-75, PRV-D6
+    options = {"structured_outputs": True} if route == "messages" else {}
+    fake_server.respond([Reply("Hm."), Reply(json.dumps(reply))])
+    async with an_agent(provider_for(route, fake_server, **options), [], output=output) as agent:
+        played = await play(agent, "Which?", streamed=streamed)
+        wanted = agent.definition.output.schema  # type: ignore[union-attr]
+    assert played.error is None
+    assert played.result is not None
+    assert (played.result.finish_reason, played.result.object, played.result.steps) == ("stop", value, 2)
+    first, second = (sent_schema(request) for request in fake_server.requests)
+    assert first == second
+    if route != "messages":
+        assert first == wanted
+    repair = json.dumps(fake_server.requests[1].body)
+    assert "[output-invalid]" in repair
+
+
+@pytest.mark.parametrize("route", ROUTES)
+async def test_a_forced_answer_is_accepted_without_tools(fake_server: FakeServer, route: Route) -> None:
+    # RUN-79, RUN-D4
+    box = Toolbox()
+    fake_server.respond([Reply(tool_calls=[("f", {"x": 1})]), Reply('{"kind": "b"}')])
+    async with an_agent(provider_for(route, fake_server), box.tools, output=Part, max_steps=1) as agent:
+        played = await play(agent, "Which?", streamed=True)
+    assert played.result is not None
+    assert (played.result.finish_reason, played.result.object, len(box.runs)) == ("max-steps", Part(kind="b"), 1)
+    first, second = (request.body for request in fake_server.requests)
+    assert "tools" in first
+    assert not second.get("tools")
+    assert "[final-answer]" in json.dumps(second)
