@@ -39,7 +39,6 @@ SESSION_OPTIONS: dict[str, Any] = {
     "max_task_retries": 0,
     "max_concurrency": 10_000,
     "concurrency_groups": {"control": 4},
-    "scheduling_strategy": "SPREAD",
 }
 
 

@@ -40,7 +40,6 @@ WORKER_OPTIONS: dict[str, Any] = {
     "max_task_retries": 0,
     "max_concurrency": 10_000,
     "concurrency_groups": {"control": 4},
-    "scheduling_strategy": "SPREAD",
 }
 
 

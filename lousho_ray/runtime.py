@@ -165,30 +165,34 @@ def _limiter_actor() -> Any:
 def _ledger() -> Ledger:
     """This process's client of the job's budget actor. Blocks while the actor starts."""
     from lousho_ray.actors.budget import ACTOR_OPTIONS, BudgetActor, remote_ledger
-    from lousho_ray.actors.cluster import NAMESPACE, job_id, named_actor
+    from lousho_ray.actors.cluster import NAMESPACE, job_id, named_actor, own_place
 
     name = f"lousho-budget-{job_id()}"
-    named_actor(BudgetActor, name, options=ACTOR_OPTIONS)
+    named_actor(BudgetActor, name, options={**ACTOR_OPTIONS, **own_place()})
     return remote_ledger(name, NAMESPACE)
 
 
 def _worker_actors() -> list[Any]:
     """The workers of this job, one per CPU of the cluster. Blocks."""
-    from lousho_ray.actors.cluster import cluster_cpus, job_id, named_actor
+    from lousho_ray.actors.cluster import cpu_places, job_id, named_actor
     from lousho_ray.actors.worker import WORKER_OPTIONS, WorkerActor
 
-    names = [f"lousho-worker-{job_id()}-{index}" for index in range(cluster_cpus())]
-    return [named_actor(WorkerActor, name, _ledger, options=WORKER_OPTIONS) for name in names]
+    return [
+        named_actor(WorkerActor, f"lousho-worker-{job_id()}-{index}", _ledger, options={**WORKER_OPTIONS, **place})
+        for index, place in enumerate(cpu_places())
+    ]
 
 
 def _session_actor(key: Any) -> Any:
     """The actor that hosts a session: always the same one of this job. Blocks."""
-    from lousho_ray.actors.cluster import cluster_cpus, job_id, named_actor
+    from lousho_ray.actors.cluster import cpu_places, job_id, named_actor
     from lousho_ray.actors.session import SESSION_OPTIONS, SessionActor
     from lousho_ray.actors.session_link import host_index
 
-    name = f"lousho-sessions-{job_id()}-{host_index(key, cluster_cpus())}"
-    return named_actor(SessionActor, name, _actor_spawner, options=SESSION_OPTIONS)
+    places = cpu_places()
+    index = host_index(key, len(places))
+    options = {**SESSION_OPTIONS, **places[index]}
+    return named_actor(SessionActor, f"lousho-sessions-{job_id()}-{index}", _actor_spawner, options=options)
 
 
 def _actor_spawner() -> Spawner:
