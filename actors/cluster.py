@@ -81,7 +81,7 @@ def attach() -> None:
                 _knock(address)
                 ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
             else:
-                ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+                ray.init("local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         except (OSError, RayError, RuntimeError, ValueError) as error:
             where = f"the cluster at RAY_ADDRESS={address}" if address else "a local cluster"
             token = " It asks for a token: set RAY_AUTH_MODE=token where the token file is." if _wants_token(error) else ""
