@@ -17,6 +17,7 @@ from lousho_ray.loop_thread import SYNC_LOOP
 from lousho_ray.messages import decode_bytes
 from lousho_ray.option_checks import check_bool, check_choice
 from lousho_ray.session import DecisionRequest
+from lousho_ray.turn_start import failed_run
 
 if TYPE_CHECKING:
     from lousho_ray.ports import ApprovalStore, Observer
@@ -125,7 +126,11 @@ class Approvals(Generic[T]):
             AgentDriftError: The agent changed, and `on_agent_drift` is `"error"`.
             ResumeToolMissingError: The agent no longer has the tool.
         """
-        link, source = await self._start(id, _decision(approved, note, by, args, remember), observed=False)
+        decision = _decision(approved, note, by, args, remember)
+        link = await self._find(id)
+        if link is None:
+            raise approval_not_found(id)
+        source = link.start(DecisionRequest(new_id("run_"), id, decision, observed=False), ())
         return await self._settled(id, link, source)
 
     async def answer(self, id: str, answer: str, *, by: str | None = None) -> ExecutionResult[T]:
@@ -147,8 +152,12 @@ class Approvals(Generic[T]):
         args: Mapping[str, Any] | None = None,
         remember: Remember | None = None,
     ) -> AgentRun[T]:
-        """`resolve()` as a stream of the continuation's events."""
-        link, source = await self._start(id, _decision(approved, note, by, args, remember), observed=True)
+        """`resolve()` as a stream of the continuation's events; one of an unknown id tells of the error and ends."""
+        decision = _decision(approved, note, by, args, remember)
+        link = await self._find(id)
+        if link is None:
+            return AgentRun(failed_run(approval_not_found(id)))
+        source = link.start(DecisionRequest(new_id("run_"), id, decision, observed=True), ())
         watch = asyncio.ensure_future(self._settled(id, link, source))
         self._watching.add(watch)
         watch.add_done_callback(self._watching.discard)
@@ -189,14 +198,11 @@ class Approvals(Generic[T]):
             self.made(result.approval_id, link)
         return result
 
-    async def _start(self, id: str, decision: Decision, *, observed: bool) -> tuple[PausedLink, RunSource]:
+    async def _find(self, id: str) -> PausedLink | None:
         link = self._made.get(id)
-        if link is None:
-            record = await (await self._store()).load(id)
-            if record is None:
-                raise approval_not_found(id)
+        if link is None and (record := await (await self._store()).load(id)) is not None:
             link = self._link(record[1])
-        return link, link.start(DecisionRequest(new_id("run_"), id, decision, observed), ())
+        return link
 
 
 def _decision(

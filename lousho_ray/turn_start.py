@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
 
 from lousho_ray.cancellation import Aborted
-from lousho_ray.errors import ConfigurationError
+from lousho_ray.errors import ConfigurationError, LoushoError
 from lousho_ray.handle import LocalRun
+from lousho_ray.ids import new_id
 from lousho_ray.loop.emitter import Emitter, Stamp
 from lousho_ray.loop.inbox import QueuedInput
 from lousho_ray.loop.result import ExecutionResult
@@ -57,3 +58,15 @@ async def reported(awaitable: Awaitable[T], emitter: Emitter) -> T:
     except Exception as error:
         emitter.fail(error)
         raise
+
+
+def failed_run(error: LoushoError) -> LocalRun:
+    """A run that could not begin: its stream has `error` and `run.done`, its result is the error."""
+    turn = LocalRun(new_id("run_"))
+
+    async def fail() -> ExecutionResult[Any]:
+        run_emitter(turn, (), observed=True).fail(error)
+        raise error
+
+    turn.start(fail())
+    return turn
