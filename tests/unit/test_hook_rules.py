@@ -316,7 +316,7 @@ async def test_what_a_tool_hook_changes_in_the_transcript_is_seen_by_the_next_ca
 
 
 async def test_the_steps_of_a_call_come_in_their_order() -> None:
-    # TOOL-15
+    # RUN-28, TOOL-15
     order: list[str] = []
 
     def note(name: str, value: Any = None) -> Any:
@@ -334,10 +334,33 @@ async def test_the_steps_of_a_call_come_in_their_order() -> None:
         needs_approval=note("needs_approval", True),
     )
     hook = Hook(pre_tool_call=note("pre"), post_tool_call=note("post"))
-    agent = agent_of(calls(("t", {"n": "x"}), ("t", {"n": 1})), "Done", tools=[tool], hooks=[hook], approve=note("approve", True))
+    agent = agent_of(
+        calls(("t", {"n": "x"}), ("t", {"n": 1})),
+        "Done",
+        tools=[tool],
+        hooks=[hook],
+        approve=note("approve", True),
+        on_event=lambda event: order.append(event.type) if event.type.startswith("tool.") else None,
+    )
     result = await agent.send("Go")
     assert kinds(result.messages) == ["validation", "ok"]
-    assert order == ["pre", "needs_approval", "approve", "execute", "post"]
+    refused, passed = ["tool.start", "tool.error"], ["pre", "needs_approval", "approve", "execute", "post"]
+    assert order == [*refused, "tool.start", *passed, "tool.done"]
+
+
+async def test_a_deny_is_final() -> None:
+    # RUN-28
+    asked: list[str] = []
+
+    def ask(*args: Any) -> bool:
+        asked.append("asked")
+        return True
+
+    tool = define_tool(name="t", description="T.", execute=ask, needs_approval=ask)
+    allowing, denying = Hook("allows", pre_tool_call=lambda *args: None), Hook("denies", pre_tool_call=lambda *args: {"deny": "no"})
+    result = await agent_of(calls("t"), "Done", tools=[tool], hooks=[denying, allowing], approve=ask).send("Go")
+    assert kinds(result.messages) == ["denied"]
+    assert asked == []
 
 
 async def test_an_error_of_a_hook_tells_what_the_run_had_spent() -> None:
