@@ -299,6 +299,7 @@ class HostedTurn:
             home = await asyncio.shield(self._home)
             call = home.actor.read.remote(home.run_id, self._events.cursor)
             batch = await ask(call, self._link.what, timeout_s=POLL_S * 3)
+            events = self._events.take(batch.events, batch.cursor)
         except ActorLostError as error:
             try:
                 assert home is not None
@@ -308,7 +309,6 @@ class HostedTurn:
             return self._events.take((), 0), False
         except Exception as error:
             return self._events.failed(error), True
-        events = self._events.take(batch.events, batch.cursor)
         if not batch.end or self._events.done:
             return events, batch.end
         assert self._result is not None

@@ -29,7 +29,14 @@ class StreamView:
         self._cut: list[Event] = []
 
     def take(self, events: Sequence[Event], cursor: int) -> list[Event]:
-        """The events of a batch, as this stream shows them."""
+        """The events of a batch, as this stream shows them.
+
+        Raises:
+            AgentExecutionError: `LOUSHO_AGENT_EXECUTION_FAILED`: events are missing, or came twice.
+        """
+        for wanted, event in enumerate(events, start=self.cursor):
+            if event.seq != wanted:
+                raise AgentExecutionError(f"The stream of events is broken: event {event.seq} came where {wanted} was due.")
         self.cursor = cursor
         cut, self._cut = self._cut, []
         shown = [*cut, *(event for event in events if not (self._moved and isinstance(event, RunStart)))]
