@@ -64,15 +64,15 @@ class Warehouse:
         self._definitions: OrderedDict[str, AgentDefinition] = OrderedDict()
 
     async def unpack(self, shipment: Shipment) -> AgentDefinition:
-        definition = self._definitions.get(shipment.digest)
-        if definition is None:
-            definition, models = cloudpickle.loads(await shipment.parcel[0])
-            adopt_models(models)
-            self._definitions[shipment.digest] = definition
-            while len(self._definitions) > KEPT_DEFINITIONS:
-                self._definitions.popitem(last=False)
+        if shipment.digest not in self._definitions:
+            data: bytes = await shipment.parcel[0]
+            if shipment.digest not in self._definitions:  # Others waited for the same bytes.
+                self._definitions[shipment.digest], models = cloudpickle.loads(data)
+                adopt_models(models)
+                while len(self._definitions) > KEPT_DEFINITIONS:
+                    self._definitions.popitem(last=False)
         self._definitions.move_to_end(shipment.digest)
-        return definition
+        return self._definitions[shipment.digest]
 
 
 def dump(value: AgentDefinition, promote: Callable[[RateLimiter], None]) -> bytes:
