@@ -11,6 +11,7 @@ from lousho_ray.create import create_agent
 from lousho_ray.errors import AgentExecutionError, LoushoError, PropagatingToolError, StorageError
 from lousho_ray.limits.budget import LocalLedger
 from lousho_ray.messages import Message
+from lousho_ray.providers.prices import register_model
 from lousho_ray.stores.memory import memory_store
 from lousho_ray.testing.mock_model import mock_model
 from lousho_ray.tools.tool import define_tool
@@ -297,3 +298,45 @@ async def test_a_run_whose_ledger_is_lost_fails_rather_than_go_on_without_limits
         await lead.send("Go")
     assert raised.value.code == "LOUSHO_AGENT_EXECUTION_FAILED"
     assert len(model.calls) == 1
+
+
+async def test_a_sub_agent_does_not_start_without_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
+    # RUN-D9
+    async def lost(*args: Any) -> Any:
+        raise AgentExecutionError("The accountant of this run was lost.")
+
+    worker = mock_model(["Found"])
+    child = create_agent(provider=worker, name="w", description="Works.")
+    task = calls(("task", {"agent": "w", "prompt": "Do it", "description": "d"}))
+    monkeypatch.setattr(LocalLedger, "report", lost)
+    result = await agent_of(task, "Done", subagents={"w": child}, limits={"max_tokens": 10_000}).send("Go")
+    assert worker.calls == []
+    assert kinds(result.messages) == ["execution"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("max_tokens", 10, "maxTokens"),
+        ("max_input_tokens", 5, "maxInputTokens"),
+        ("max_output_tokens", 5, "maxOutputTokens"),
+        ("max_cost_usd", 0.5, "maxCostUsd"),
+        ("max_duration_ms", 30, "maxDurationMs"),
+        ("max_steps", 1, "maxSteps"),
+        ("max_tool_errors", 1, "maxToolErrors"),
+    ],
+)
+async def test_the_event_names_the_limit_as_the_documentation_does(key: str, value: Any, told: str) -> None:
+    # EVT-22, EVT-38
+    register_model(id="priced-end", provider="x", context_window=1000, input_cost_per_mtok=100_000.0, output_cost_per_mtok=0.0)
+    slow = Gate("slow")
+    turn = calls("slow" if key == "max_duration_ms" else "missing", usage={"input_tokens": 5, "output_tokens": 5})
+    agent = create_agent(provider=mock_model([turn, "Done"], default_model="priced-end"), tools=[slow.tool], limits={key: value})
+    events: list[Any] = await collect(run := agent.stream("Go"))
+    assert names(events)[-2:] == [f"budget.exceeded {told}", "run.done budget-exceeded"]
+    event = events[-2]
+    assert (event.max, event.scope) == (value, "run")
+    assert event.value >= event.max
+    budget = (await run.result).budget
+    assert budget is not None
+    assert budget.to_dict() == {"limit": told, "value": event.value, "max": value, "scope": "run"}
