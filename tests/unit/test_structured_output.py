@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,10 +13,11 @@ from pydantic import BaseModel, Field, field_validator
 from typing_extensions import TypedDict
 
 from lousho_ray.create import create_agent
-from lousho_ray.errors import ConfigurationError
+from lousho_ray.errors import ConfigurationError, LoushoError
 from lousho_ray.events import RunDone
-from lousho_ray.loop.output import close_objects
+from lousho_ray.loop.output import Invalid, OutputContext, OutputContract, Valid, close_objects
 from lousho_ray.ports import GenerateOptions
+from lousho_ray.stores.memory import memory_store
 from lousho_ray.testing.mock_model import mock_model
 from lousho_ray.tools.tool import define_tool
 from tests.unit.loop_support import (
@@ -559,3 +561,28 @@ async def test_an_invalid_turn_of_a_session_is_saved() -> None:
     assert (await session.send("One?")).finish_reason == "output-invalid"
     assert [message.role for message in session.messages] == ["user", "assistant", "user", "assistant"]
     assert (await session.send("Two?")).object == ROME
+
+
+async def test_a_resumed_run_has_no_second_repair() -> None:
+    # RUN-77: the one repair counts for the run, not for the process
+    store = memory_store()
+    model = mock_model([BAD, calls("look"), RuntimeError("broken"), BAD, GOOD])
+    agent = create_agent(provider=model, output=City, store=store, retry={"max_retries": 0}, tools=[plain("look")])
+    with pytest.raises(LoushoError, match="broken"):
+        await agent.send("Which?", session_id="r")
+    result: Any = await agent.resume("r")
+    assert result is not None
+    assert (result.finish_reason, result.object) == ("output-invalid", None)
+
+
+@pytest.mark.parametrize(
+    ("output", "good", "bad"),
+    [(City, GOOD, "[]"), (list[int], "[1]", "{}"), (CITY_SCHEMA, GOOD, "[]"), (Literal["yes"], '"yes"', "5")],
+)
+async def test_a_contract_travels_after_it_was_used(output: Any, good: str, bad: str) -> None:
+    # DEC-R5
+    contract, context = OutputContract(output), OutputContext((), ())
+    for _ in range(2):
+        assert isinstance(await contract.check(good, context), Valid)
+        assert isinstance(await contract.check(bad, context), Invalid)
+        contract = pickle.loads(pickle.dumps(contract))
