@@ -156,10 +156,10 @@ def promote(limiter: RateLimiter) -> None:
 
 def _limiter_actor() -> Any:
     """One for all jobs of the cluster: it outlives the job that started it."""
-    from lousho_ray.actors.cluster import named_actor
+    from lousho_ray.actors.cluster import named_actor, own_place
     from lousho_ray.actors.limiter import ACTOR_OPTIONS, RateLimiterActor
 
-    return named_actor(RateLimiterActor, LIMITERS, options={**ACTOR_OPTIONS, "lifetime": "detached"})
+    return named_actor(RateLimiterActor, LIMITERS, options={**ACTOR_OPTIONS, **own_place(), "lifetime": "detached"})
 
 
 def _ledger() -> Ledger:
