@@ -118,6 +118,10 @@ def build_request(options: GenerateOptions, model: str, warn: Warn, wire: WireOp
     if marks:
         _mark_last(tools)
         _mark_turns(turns)
+    if not tools and (called := {wire_name(call.name) for message in messages for call in message.tool_calls}):
+        # The API refuses calls of a transcript in a request that defines no tools.
+        tools = [encode_tool(ToolDefinition(name, "Cannot be called now.", {"properties": {}})) for name in sorted(called)]
+        head["tool_choice"] = {"type": "none"}
     return MessagesRequest(head, tuple(turns), tuple(tools))
 
 

@@ -305,6 +305,15 @@ def test_hosted_tools_are_sent_as_they_are_given_and_others_refused() -> None:
     assert caught.value.code == "LOUSHO_HOSTED_TOOL_UNSUPPORTED"
 
 
+def test_calls_of_a_transcript_are_defined_when_a_request_offers_no_tools() -> None:
+    # CA-30, RUN-D4: the API refuses them else
+    called = assistant("", (call("c1"), call("c2", "functions.add")))
+    sent = body(user("Q"), called, tool_result(call("c1"), "1"), tool_result(call("c2", "functions.add"), "2"), user("Now"))
+    assert [tool["name"] for tool in sent["tools"]] == ["functions_add", "weather"]
+    assert sent["tool_choice"] == {"type": "none"}
+    assert "tools" not in body(user("Q"))
+
+
 def test_a_response_format_is_sent_only_with_structured_outputs() -> None:
     # PRV-D6
     wanted = ResponseFormat(

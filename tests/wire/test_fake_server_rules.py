@@ -441,6 +441,7 @@ ROWS: list[tuple[Api, str, Change, Change]] = [
     (CLAUDE, "tool-choice", {"tools": DROP, "tool_choice": {"type": "auto"}}, {"tool_choice": {"type": "auto"}}),
     (CLAUDE, "tool-choice", {"tool_choice": {"type": "tool", "name": "gone"}}, {"tool_choice": {"type": "tool", "name": "add"}}),
     (CLAUDE, "tool-choice", {"tool_choice": {"type": "any", "name": "add"}}, {"tool_choice": {"type": "any"}}),
+    (CLAUDE, "tools-defined", {"tools": DROP}, {"tools": DROP, "messages": [USER]}),
     (CLAUDE, "schema-output", claude_output(SCHEMA), claude_output(STRICT_SCHEMA)),
     (CLAUDE, "schema-output", claude_output(limited(minimum=1)), claude_output(limited(enum=[1, 2]))),
     (CLAUDE, "schema-output", claude_output(limited(**{"$ref": "#/$defs/none"})), {}),

@@ -130,6 +130,15 @@ def check_tools(checked: Checked) -> None:
     need(kind != "tool" or choice["name"] in names, "tool-choice", f"Tool '{choice.get('name')}' not found in provided tools")
 
 
+def check_tools_defined(checked: Checked) -> None:
+    """Calls and results need tools that are defined."""
+    contents = [message["content"] for message in checked.body["messages"]]
+    blocks = [block for content in contents if isinstance(content, list) for block in content]
+    calls = any(block["type"] in ("tool_use", "tool_result") for block in blocks)
+    text = "Requests which include `tool_use` or `tool_result` blocks must define tools"
+    need(checked.body.get("tools") or not calls, "tools-defined", text)
+
+
 def _check_tool(tool: Any, where: str) -> str:
     an_object(tool, where, required=("name",))
     if tool.get("type", "custom") == "custom":
@@ -241,6 +250,7 @@ CHECKS: tuple[Callable[[Checked], None], ...] = (
     check_tools,
     check_output,
     check_content,
+    check_tools_defined,
     check_cache_marks,
     check_alternation,
     check_pairs,
