@@ -52,9 +52,10 @@ def lines(tmp_path: Path) -> Callable[[], list[str]]:
 
 
 @pytest.fixture
-def make(runtime: str, server: FakeServer, store: SqliteStore, tmp_path: Path) -> Make:
+async def make(runtime: str, server: FakeServer, store: SqliteStore, tmp_path: Path) -> AsyncIterator[Make]:
     """Makes agents with one model, one store, and the tools `mark` and `guarded`."""
     file = str(tmp_path / "lines")
+    providers = []
 
     @tool
     def mark(name: str, ctx: ToolContext) -> str:
@@ -72,10 +73,12 @@ def make(runtime: str, server: FakeServer, store: SqliteStore, tmp_path: Path) -
 
     def agent(**options: Any) -> Agent[Any]:
         provider = OpenAICompatibleProvider(base_url=server.compatible_url, default_model="fake")
+        providers.append(provider)
         given = {"tools": [mark, guarded], "store": store, "retry": False, "runtime": runtime, **options}
         return create_agent(provider=provider, **given)
 
-    return agent
+    yield agent
+    await asyncio.gather(*(provider.aclose() for provider in providers))
 
 
 def asks(*names: str, tool: str = "mark") -> Reply:
