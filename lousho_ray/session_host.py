@@ -120,14 +120,7 @@ class SessionHost(SessionRecords):
         try:
             if not place.ready:
                 await unless_aborted(place.wait(), turn)
-            lease = TurnLease(
-                self._parts.sessions,
-                self._id,
-                turn.run_id,
-                turn.signal,
-                wait_ms=self._definition.session_wait_ms,
-                clock=self._clock,
-            )
+            lease = self._lease(turn.run_id, turn.signal)
             await reported(lease.__aenter__(), emitter)
             try:
                 return await body(lease)
