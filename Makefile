@@ -11,13 +11,14 @@ RUN_TIME := $(VENV)/.installed
 DEVELOPMENT := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench slow interop clean
+.PHONY: help demo test check bench slow search interop clean
 
 help:
 	@echo 'make demo    research over a folder with sub-agents, offline (ARGS="--help" shows its options)'
 	@echo 'make test    all tests but the slow ones (ARGS="tests/unit -k retry" chooses)'
 	@echo 'make check   lint, format, types and floors, then make test'
 	@echo 'make slow    the tests marked slow'
+	@echo 'make search  the property tests with many new random inputs'
 	@echo 'make bench   every benchmark, in a small size (ARGS="turn stream" chooses)'
 	@echo 'make interop providers against a model server that others wrote (needs npm and the network)'
 	@echo 'make clean   removes what builds, tests and the demo leave behind'
@@ -38,6 +39,9 @@ check: $(DEVELOPMENT)
 
 slow: $(DEVELOPMENT)
 	$(BIN)/python -m pytest -m slow $(or $(ARGS),tests)
+
+search: $(DEVELOPMENT)
+	HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest --timeout 600 -m hypothesis $(or $(ARGS),tests/unit)
 
 bench: $(RUN_TIME)
 	$(BIN)/python benchmarks/run.py $(ARGS)

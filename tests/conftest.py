@@ -8,9 +8,15 @@ import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 import lousho_ray.errors
+
+hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("search", max_examples=2_000, deadline=None)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
+"""A test run gives the same answer twice; `make search` looks for new inputs that break something."""
 
 FOREIGN_PREFIXES = ("ANTHROPIC_", "LOUSHO_", "OLLAMA_", "OPENAI_", "OPENROUTER_")
 FOREIGN_SUFFIXES = ("_API_KEY",)

@@ -65,6 +65,8 @@ def test_paths_have_one_spelling(path: str, normal: str) -> None:  # WS-06
         "C:\\x",
         "c:x",
         "C:/x",
+        ".\\c:",
+        "a/../c:x",
         "a\0b",
     ],
 )

@@ -30,8 +30,8 @@ def normalize_workspace_path(path: str) -> str:
     if "\0" in path:
         raise WorkspaceError("A path cannot hold a NUL character.")
     slashed = path.replace("\\", "/")
-    if slashed.startswith("/") or _DRIVE.match(slashed):
-        raise WorkspaceError(f"{path!r} is an absolute path; give one relative to the workspace, such as 'src/main.py'.")
+    if slashed.startswith("/"):
+        raise _absolute(path)
     parts: list[str] = []
     for part in slashed.split("/"):
         if part == "..":
@@ -40,7 +40,14 @@ def normalize_workspace_path(path: str) -> str:
             parts.pop()
         elif part not in {"", "."}:
             parts.append(part)
+    # A drive may also stand behind `./`: what is left of such a path would be absolute the next time it is read.
+    if parts and _DRIVE.match(parts[0]):
+        raise _absolute(path)
     return "/".join(parts) or "."
+
+
+def _absolute(path: str) -> WorkspaceError:
+    return WorkspaceError(f"{path!r} is an absolute path; give one relative to the workspace, such as 'src/main.py'.")
 
 
 class PathPattern:
