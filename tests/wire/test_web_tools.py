@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gzip
 import json
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -18,50 +16,7 @@ from lousho_ray.tools.builtin import create_http_tool, create_web_fetch_tool
 from lousho_ray.tools.execute import call_tool
 from lousho_ray.tools.fetch import _unpacker
 from lousho_ray.tools.results import cap_result, encode_result
-
-
-@dataclass
-class Got:
-    method: str
-    path: str
-    headers: dict[str, str]
-    body: bytes
-
-
-@dataclass
-class Site:
-    """Answers with `pages[path]`, raw bytes or a function of the request; everything else is a 404."""
-
-    pages: dict[str, bytes | Callable[[Got], bytes]] = field(default_factory=dict)
-    got: list[Got] = field(default_factory=list)
-    connections: int = 0
-    port: int = 0
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-            method, path, _ = head[0].split(" ")
-            headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
-            body = await reader.readexactly(int(headers.get("content-length", 0)))
-            self.got.append(Got(method, path, headers, body))
-            page = self.pages.get(path, answer(b"nothing here", status="404 Not Found"))
-            writer.write(page(self.got[-1]) if callable(page) else page)
-            await writer.drain()
-            if page != b"":
-                writer.close()
-            await reader.read()
-        writer.close()
-
-
-def answer(body: bytes = b"", kind: str = "text/plain", status: str = "200 OK", **headers: str) -> bytes:
-    lines = [f"HTTP/1.1 {status}", f"Content-Type: {kind}", f"Content-Length: {len(body)}"]
-    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
-    return "\r\n".join([*lines, "", ""]).encode() + body
-
-
-def redirect(to: str, status: str = "302 Found") -> bytes:
-    return answer(status=status, Location=to)
+from tests.wire.web_support import Site, answer, redirect
 
 
 @pytest.fixture
