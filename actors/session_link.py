@@ -24,6 +24,7 @@ from lousho_ray.eventlog import EventLog
 from lousho_ray.events import Event
 from lousho_ray.handle import RunSource
 from lousho_ray.ids import new_id
+from lousho_ray.limits.session_spend import without_spend
 from lousho_ray.loop.result import ExecutionResult, final_text
 from lousho_ray.messages import Message
 from lousho_ray.options import Compaction
@@ -285,7 +286,7 @@ class HostedTurn:
         """The result of a turn that had been saved before its actor died, as the transcript tells it; `None` when it had not."""
         if not isinstance(self._request, TurnRequest):
             return ExecutionResult(finish_reason="other", run_id=self.run_id)
-        messages, asked = await self._link.load(), list(self._request.input)
+        messages, asked = [without_spend(message) for message in await self._link.load()], list(self._request.input)
         for start in range(len(messages) - len(asked), -1, -1):
             if messages[start : start + len(asked)] == asked and len(messages) > start + len(asked):
                 return ExecutionResult(

@@ -31,6 +31,7 @@ from lousho_ray.loop.run import run
 from lousho_ray.loop_thread import SYNC_LOOP
 from lousho_ray.messages import Message
 from lousho_ray.option_checks import SESSION_KEYWORDS, check_choice, unknown_keyword
+from lousho_ray.options import Limits, parse_options
 from lousho_ray.ports import ApprovalStore, Observer
 from lousho_ray.run_forks import RunFork, fork_run
 from lousho_ray.session import TURN_POLICIES, ResumeRequest, SessionLink, TurnRequest
@@ -143,10 +144,11 @@ class Agent(Generic[T]):
         Args:
             id: 1 to 128 of `A-Z a-z 0-9 _ -`; a new UUID by default.
             **options: `store` (a `SessionStore`, or an object with `sessions`; default the agent's, else a new one in memory);
-                `turn_policy`: what a call does while a turn runs: `"wait"` (default), `"queue"` or `"steer"`; and `compaction`, in
-                place of the agent's (`False` turns it off).
+                `turn_policy`: what a call does while a turn runs: `"wait"` (default), `"queue"` or `"steer"`; `limits` on what all
+                turns together may spend, beside the agent's on each turn; and `compaction`, in place of the agent's (`False` turns
+                it off).
         """
-        known = {"store", "turn_policy", "compaction"}
+        known = {"store", "turn_policy", "limits", "compaction"}
         for name in options:
             if name not in known:
                 raise unknown_keyword(name, known | ({"id"} & SESSION_KEYWORDS), "agent.session()")
@@ -156,6 +158,8 @@ class Agent(Generic[T]):
         definition = self._definition
         if options.get("compaction") is not None:
             definition = replace(definition, compaction=check_compaction(options["compaction"]))
+        if options.get("limits") is not None:
+            definition = replace(definition, session_limits=parse_options(Limits, options["limits"]))
         link = self.runtime().session(definition, session_id, store, self._own_approvals)
         return Session(definition, session_id, policy, link, self._approvals)
 

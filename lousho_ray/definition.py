@@ -54,6 +54,7 @@ class AgentDefinition:
     output: OutputContract | None = None
     output_prompt: bool | Literal["auto"] = "auto"
     session_wait_ms: float = 30_000
+    session_limits: Limits | None = None
     approval_store: Any = None
     approval_ttl_ms: float | None = None
     on_agent_drift: Literal["warn", "error", "ignore"] = "warn"

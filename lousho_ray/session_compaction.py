@@ -14,6 +14,7 @@ from lousho_ray.context.rendering import is_summary
 from lousho_ray.definition import AgentDefinition
 from lousho_ray.errors import LoushoError
 from lousho_ray.events import CompactionDone, CompactionStart, Event
+from lousho_ray.limits.session_spend import SessionSpend
 from lousho_ray.loop.emitter import Stamp
 from lousho_ray.loop.requests import first_of
 from lousho_ray.messages import Message, complete_prefix
@@ -83,7 +84,7 @@ async def compact_session(
         stated_window=getattr(provider, "context_window", None),
         limiters=() if definition.rate_limit is None else (definition.rate_limit,),
     )
-    kept = messages if made.messages is None else made.messages
+    kept = messages if made.messages is None else _with_spend(messages, made.messages)
     info, stamp = made.info, Stamp(session_id)
     start = CompactionStart(
         **stamp.next(),
@@ -112,6 +113,12 @@ async def compact_session(
     if made.messages is not None or info.error is not None:
         await tell(options.on_compaction, info)
     return report, kept
+
+
+def _with_spend(messages: list[Message], compacted: list[Message]) -> list[Message]:
+    """The compacted transcript with the account of the session, whatever became of the message that carried it."""
+    spent = SessionSpend.of(messages)
+    return compacted if spent is None or SessionSpend.of(compacted) == spent else spent.on(compacted)
 
 
 def turn_pending(session_id: str) -> LoushoError:

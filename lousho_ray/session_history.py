@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lousho_ray.errors import ConfigurationError
+from lousho_ray.limits.session_spend import SESSION_USAGE, spend_record
 from lousho_ray.messages import Message, tool_result
 from lousho_ray.option_checks import unknown_key
 from lousho_ray.tools.results import encode_result
@@ -98,7 +99,9 @@ def with_patch(messages: Sequence[Message], patch: Mapping[str, Any] | None) -> 
             field="patch.tool_result.tool_call_id",
         )
     call = next(call for message in reversed(messages[:at]) for call in message.tool_calls if call.id == wanted)
-    return [*messages[:at], tool_result(call, encode_result(asked["result"]).text), *messages[at + 1 :]]
+    spent = spend_record(messages[at])
+    metadata = None if spent is None else {SESSION_USAGE: spent}
+    return [*messages[:at], tool_result(call, encode_result(asked["result"]).text, metadata=metadata), *messages[at + 1 :]]
 
 
 def fork_ids(session_id: str) -> Iterator[str]:

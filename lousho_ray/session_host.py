@@ -40,6 +40,7 @@ from lousho_ray.options import Compaction
 from lousho_ray.ports import Observer
 from lousho_ray.resuming import Unfinished, check_decider, check_edit, check_resumable, left_decision, open_pause, take_pause
 from lousho_ray.session import DecisionRequest, Request, ResumeRequest, TurnRequest, transcript
+from lousho_ray.session_account import TurnAccount
 from lousho_ray.session_compaction import Continuation, SessionCompaction, compact_session, transcript_digest, turn_pending
 from lousho_ray.session_records import SessionRecords
 from lousho_ray.subagents import Spawner, open_with_subagents
@@ -173,8 +174,10 @@ class SessionHost(SessionRecords):
         context = self._context(turn, emitter, facts, recorder)
         context.input, context.history, context.call = request.input, history, request.call
         context.approve_in_code = not request.observed
-        context.commit = lambda result: self._commit(result, recorder, lease)
-        return await self._drive(context, recorder, emitter)
+        account = TurnAccount(self._definition.session_limits, history, lease, self._clock)
+        context.session_budget = account.budget
+        context.commit = lambda result: self._commit(account.book(result), recorder, lease)
+        return await self._drive(context, recorder, emitter, account=account)
 
     async def _after_pending(self, turn: LocalRun, emitter: Emitter, lease: TurnLease) -> list[Message]:
         """Finishes what an earlier turn left behind; the transcript as it is then."""
@@ -270,10 +273,13 @@ class SessionHost(SessionRecords):
             recorder.decisions.update(left.decisions)
         context.call = replace(call or CallOptions(), principal=left.facts.principal, metadata=left.facts.metadata)
         begun = Continuation.of(left.state.messages) if recorder is None else None
-        context.commit = lambda result: self._commit(result, recorder, lease, continuation=begun)
+        history = await reported(lease.load(), emitter)
+        account = TurnAccount(self._definition.session_limits, history, lease, self._clock, left=left, continuation=begun)
+        context.session_budget = account.budget
+        context.commit = lambda result: self._commit(account.book(result), recorder, lease, continuation=begun)
         if left.waiting:
             turn.inbox.enqueue(QueuedInput(left.waiting, restored=True))
-        return await self._drive(context, recorder, emitter, ready)
+        return await self._drive(context, recorder, emitter, ready, account=account)
 
     async def _drive(
         self,
@@ -281,6 +287,8 @@ class SessionHost(SessionRecords):
         recorder: Recorder | None,
         emitter: Emitter,
         ready: Callable[[RunDeps], Awaitable[None]] | None = None,
+        *,
+        account: TurnAccount | None = None,
     ) -> ExecutionResult[Any]:
         spawner = self._spawner() if self._spawner is not None else None
         depth = self._definition.max_subagent_depth
@@ -293,7 +301,9 @@ class SessionHost(SessionRecords):
         try:
             return await run(state, deps)
         except Exception as error:
-            if recorder is not None and failed_for_good(error):
+            if recorder is None and account is not None:
+                await account.failed(state)
+            elif recorder is not None and failed_for_good(error):
                 await recorder.failed(error)
             raise
 

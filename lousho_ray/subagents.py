@@ -220,7 +220,6 @@ class Delegation:
         assert self._deps is not None
         deps, context = self._deps, self._context
         parent = deps.emitter.subagent
-        own = LeadBudget(self._agent.name, context.run_id, deps.budget.limits)
         limiters = tuple(limiter for limiter in (self._agent.rate_limit, *context.limiters) if limiter is not None)
         return ChildRun(
             run_id=new_id("run_"),
@@ -234,7 +233,7 @@ class Delegation:
                 parent=parent,
             ),
             parent=context.run_id,
-            leads=(own, *deps.budget.leads),
+            leads=deps.budget.for_children(self._agent.name),
             depth_left=self._depth_left - 1,
             observed=deps.emitter.on,
             limiters=limiters,

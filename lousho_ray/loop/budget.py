@@ -1,4 +1,4 @@
-"""What a run may spend: its own limits, and those of every lead above it.
+"""What a run may spend: its own limits, those of its session over all turns, and those of every lead above it.
 
 Without a ledger a run is alone and its own usage is the sum. With one, a run's total includes all its sub-agents, running or
 finished, wherever they run: the ledger's answer is what is checked.
@@ -7,11 +7,13 @@ finished, wherever they run: the ledger's answer is what is checked.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 from lousho_ray.cancellation import AbortReason, AbortSignal
 from lousho_ray.clock import SYSTEM_CLOCK, Clock
-from lousho_ray.limits.checks import Breach, check_limits, check_shared_limits, duration_breach
+from lousho_ray.limits.checks import Breach, Moment, check_limits, check_shared_limits, duration_breach
+from lousho_ray.limits.session_spend import SessionSpend
 from lousho_ray.loop.result import BudgetBreach
 from lousho_ray.options import Limits
 from lousho_ray.ports import Ledger
@@ -20,11 +22,23 @@ from lousho_ray.usage import Spend
 
 @dataclass(frozen=True, slots=True)
 class LeadBudget:
-    """The limits of a run above this one: tokens and cost are shared, steps and tool errors are not."""
+    """The limits of a run above this one: tokens and cost are shared, steps and tool errors are not.
+
+    `before` is what counts besides the run's own total: for the limits of a session, its earlier turns.
+    """
 
     name: str
     run_id: str
     limits: Limits
+    before: Spend = field(default_factory=Spend)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionBudget:
+    """The limits of a session, and what its earlier turns have spent."""
+
+    limits: Limits
+    before: SessionSpend
 
 
 class Budget:
@@ -37,6 +51,7 @@ class Budget:
         *,
         ledger: Ledger | None = None,
         leads: Sequence[LeadBudget] = (),
+        session: SessionBudget | None = None,
         parent: str | None = None,
         clock: Clock = SYSTEM_CLOCK,
         started: float | None = None,
@@ -44,6 +59,7 @@ class Budget:
         self.run_id = run_id
         self.limits = limits if limits is not None else Limits()
         self.leads = tuple(leads)
+        self.session = session
         self.ledger = ledger
         self._parent = parent
         self._clock = clock
@@ -55,8 +71,23 @@ class Budget:
 
     @property
     def limits_cost(self) -> bool:
-        """Whether the run's own limits or those of a run above it cap the cost."""
-        return any(limits.max_cost_usd is not None for limits in (self.limits, *(lead.limits for lead in self.leads)))
+        """Whether a limit on the cost is checked: one of the run, of a run above it, or of a session that knows its cost."""
+        session = self.session
+        capped = session is not None and session.limits.max_cost_usd is not None and session.before.spend.cost is not None
+        return capped or any(limits.max_cost_usd is not None for limits in (self.limits, *(lead.limits for lead in self.leads)))
+
+    def for_children(self, name: str) -> tuple[LeadBudget, ...]:
+        """What the sub-agents of this run are held to, nearest first."""
+        own = [LeadBudget(name, self.run_id, self.limits)]
+        if self.session is not None:
+            own.append(LeadBudget(name, self.run_id, self.session.limits, self.session.before.spend))
+        return (*own, *self.leads)
+
+    def throws(self, breach: BudgetBreach) -> bool:
+        """Whether a breach is raised in the end. Sub-agents always stop instead."""
+        session = self.session
+        limits = session.limits if breach.scope == "session" and session is not None else self.limits
+        return limits.on_exceeded == "throw" and not self.leads
 
     async def open(self) -> None:
         if self.ledger is not None:
@@ -75,35 +106,43 @@ class Budget:
 
     def arm(self, abort: AbortSignal) -> Callable[[], None]:
         """Starts the clock of `max_duration_ms`, which interrupts what is in flight. Returns a function that stops it."""
-        if self.limits.max_duration_ms is None:
+        deadline = self._deadline()
+        if deadline is None:
             return lambda: None
-        reason = AbortReason("TimeoutError", f"The run reached its limit of {self.limits.max_duration_ms:g} ms.", deadline=True)
-        left_s = max(0.0, self.limits.max_duration_ms - self.elapsed_ms) / 1000
-        return self._clock.call_later(left_s, lambda: abort.abort(reason)).cancel
+        left_ms, breach = deadline
+        whose = "run" if breach.scope == "run" else "session"
+        reason = AbortReason("TimeoutError", f"The {whose} reached its limit of {breach.max:g} ms.", deadline=True)
+        return self._clock.call_later(max(0.0, left_ms) / 1000, lambda: abort.abort(reason)).cancel
 
     def deadline_breach(self) -> BudgetBreach:
         """The breach to report when a deadline interrupted the run: its own, else that of the nearest lead with one."""
-        limits, elapsed_ms = self.limits, self.elapsed_ms
-        own = limits.max_duration_ms
-        if own is None or elapsed_ms < own:
-            leads = (lead.limits for lead in self.leads if lead.limits.max_duration_ms is not None)
-            limits, elapsed_ms = next(((lead, 0.0) for lead in leads), (limits, elapsed_ms))
-        breach = duration_breach(limits, elapsed_ms)
-        return BudgetBreach(breach.limit, breach.value, breach.max)
+        deadline = self._deadline()
+        leads = (lead.limits for lead in self.leads if lead.limits.max_duration_ms is not None)
+        if deadline is None or deadline[0] > 0:
+            above = next((_breach(duration_breach(limits, 0.0)) for limits in leads), None)
+            if above is not None:
+                return above
+        assert deadline is not None
+        return deadline[1]
+
+    def _deadline(self) -> tuple[float, BudgetBreach] | None:
+        """The deadline that comes first, the run's or its session's: the milliseconds left, and the breach it is."""
+        found: list[tuple[float, BudgetBreach]] = []
+        scopes: list[tuple[Literal["run", "session"], Limits, float]] = [("run", self.limits, self.elapsed_ms)]
+        if self.session is not None:
+            scopes.append(("session", self.session.limits, self.session.before.duration_ms + self.elapsed_ms))
+        for scope, limits, elapsed_ms in scopes:
+            if limits.max_duration_ms is not None:
+                found.append((limits.max_duration_ms - elapsed_ms, _breach(duration_breach(limits, elapsed_ms), scope)))
+        return min(found, key=lambda deadline: deadline[0], default=None)
 
     async def before_call(self, spent: Spend, *, steps: int, tool_errors: int) -> BudgetBreach | None:
         """The first limit that is reached before another model call, or `None`."""
-        totals = await self._totals(spent)
-        own = check_limits(
-            self.limits, totals[self.run_id], elapsed_ms=self.elapsed_ms, steps=steps, tool_errors=tool_errors, moment="before-call"
-        )
-        return _breach(own) or self._shared(totals)
+        return self._reached(await self._totals(spent), "before-call", steps, tool_errors)
 
     async def after_tools_asked(self, call_id: str, call: Spend, spent: Spend) -> BudgetBreach | None:
         """Books a finished model call; the first limit that keeps its tool calls from running, or `None`."""
-        totals = await self.report(call_id, call, spent)
-        own = check_limits(self.limits, totals[self.run_id], elapsed_ms=self.elapsed_ms, moment="after-tools-asked")
-        return _breach(own) or self._shared(totals)
+        return self._reached(await self.report(call_id, call, spent), "after-tools-asked")
 
     async def report(self, call_id: str, call: Spend, spent: Spend) -> Mapping[str, Spend]:
         """Books a finished model call under an id that counts once."""
@@ -114,14 +153,34 @@ class Budget:
     async def _totals(self, spent: Spend) -> Mapping[str, Spend]:
         return {self.run_id: spent} if self.ledger is None else await self.ledger.totals(self.run_id)
 
+    def _reached(self, totals: Mapping[str, Spend], moment: Moment, steps: int = 0, tool_errors: int = 0) -> BudgetBreach | None:
+        """The first limit that is reached: of the run, then of its session, then of the runs above it."""
+        total, elapsed_ms = totals[self.run_id], self.elapsed_ms
+        own = check_limits(self.limits, total, elapsed_ms=elapsed_ms, moment=moment, steps=steps, tool_errors=tool_errors)
+        if own is not None:
+            return _breach(own)
+        if self.session is not None:
+            spent = self.session.before.plus(total, steps=steps, duration_ms=elapsed_ms)
+            of_session = check_limits(
+                self.session.limits,
+                spent.spend,
+                elapsed_ms=spent.duration_ms,
+                moment=moment,
+                steps=spent.steps,
+                tool_errors=tool_errors,
+            )
+            if of_session is not None:
+                return _breach(of_session, "session")
+        return self._shared(totals)
+
     def _shared(self, totals: Mapping[str, Spend]) -> BudgetBreach | None:
         for lead in self.leads:
             total = totals.get(lead.run_id)
             # A lead's deadline is not checked here: it aborts its sub-agents in flight.
-            if total is not None and (breach := _breach(check_shared_limits(lead.limits, total, elapsed_ms=0.0))) is not None:
-                return breach
+            if total is not None and (breach := check_shared_limits(lead.limits, lead.before + total, elapsed_ms=0.0)):
+                return _breach(breach)
         return None
 
 
-def _breach(breach: Breach | None) -> BudgetBreach | None:
-    return None if breach is None else BudgetBreach(breach.limit, breach.value, breach.max)
+def _breach(breach: Breach, scope: Literal["run", "session"] = "run") -> BudgetBreach:
+    return BudgetBreach(breach.limit, breach.value, breach.max, scope)

@@ -56,6 +56,8 @@ def freeze(state: RunState) -> dict[str, Any]:
         data["lastText"] = state.last_text
     if state.model is not None:
         data["runConfig"] = {"model": state.model}
+    if state.ran_ms:
+        data["ranMs"] = state.ran_ms
     return data
 
 
@@ -81,6 +83,7 @@ def thaw(data: Mapping[str, Any], run_id: str) -> tuple[RunState, list[Message]]
         settled={call_id: Message.from_dict(message) for call_id, message in data.get("settled", {}).items()},
         begun=set(data.get("begun", ())),
         model=(data.get("runConfig") or {}).get("model"),
+        ran_ms=data.get("ranMs", 0.0),
     )
     return state, waiting
 

@@ -43,8 +43,8 @@ def report_budget(result: ExecutionResult[Any], deps: RunDeps) -> None:
     if breach is None:
         return
     deps.emitter.emit(BudgetExceeded, limit=breach.limit, value=breach.value, max=breach.max, scope=breach.scope)
-    if deps.budget.limits.on_exceeded == "throw" and not deps.budget.leads:
-        text = f"The run reached its {breach.limit} limit: {breach.value:g} of {breach.max:g}."
+    if deps.budget.throws(breach):
+        text = f"The {breach.scope} reached its {breach.limit} limit: {breach.value:g} of {breach.max:g}."
         raise BudgetExceededError(text, budget=breach.to_dict())
 
 

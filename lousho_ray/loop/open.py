@@ -15,7 +15,7 @@ from lousho_ray.context.compaction import CompactionHook
 from lousho_ray.context.memoize import MemoizeHook
 from lousho_ray.definition import AgentDefinition
 from lousho_ray.errors import ConfigurationError, message_of
-from lousho_ray.loop.budget import Budget, LeadBudget
+from lousho_ray.loop.budget import Budget, LeadBudget, SessionBudget
 from lousho_ray.loop.emitter import Emitter
 from lousho_ray.loop.hooks import HookChain
 from lousho_ray.loop.inbox import Inbox
@@ -64,6 +64,7 @@ class RunContext:
     session_id: str | None = None
     limiters: tuple[Limiter, ...] = ()
     leads: tuple[LeadBudget, ...] = ()
+    session_budget: SessionBudget | None = None
     ledger: Ledger | None = None
     parent: str | None = None
     hooks: tuple[Any, ...] = ()
@@ -134,6 +135,7 @@ async def open_run(
             definition.limits,
             ledger=context.ledger,
             leads=context.leads,
+            session=context.session_budget,
             parent=context.parent,
             clock=context.clock,
             started=context.started,

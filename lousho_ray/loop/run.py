@@ -228,7 +228,9 @@ async def _force_answer(state: RunState, deps: RunDeps, outcome: StepOutcome) ->
 
 
 def _out_of_steps(stop: Finish) -> bool:
-    return stop.reason == "max-steps" or (stop.budget is not None and stop.budget.limit == "maxSteps")
+    """Whether the run itself ran out of steps; in a session without any left nothing more is asked for."""
+    budget = stop.budget
+    return stop.reason == "max-steps" or (budget is not None and budget.limit == "maxSteps" and budget.scope == "run")
 
 
 async def _run_tools(state: RunState, deps: RunDeps, reply: Reply, entry: StepUsage, spend: Spend) -> StepOutcome:
@@ -267,6 +269,7 @@ async def _finish_open_calls(state: RunState, deps: RunDeps) -> StepOutcome:
 async def _pause(state: RunState, deps: RunDeps, ask: Ask, entry: StepUsage | None = None) -> StepOutcome:
     """Ends the run at a call that needs a person: the record first, then the checkpoint that names it, then the event."""
     assert deps.pauses is not None
+    state.ran_ms += deps.budget.elapsed_ms
     kept = deps.inbox.restored
     pending = await deps.pauses.open(state, ask, kept)
     if deps.recorder is not None:

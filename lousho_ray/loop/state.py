@@ -28,7 +28,8 @@ class RunState:
 
     `opened_at` is the index of the first message that this run added (its input). `repair_issues` are those of a final reply that
     was sent back for its one repair. `settled` holds results that are in before an earlier call's, by call id; `begun` the ids of
-    calls with a once-only effect that were started. `model` is what a function-valued `model` said when the run began.
+    calls with a once-only effect that were started. `model` is what a function-valued `model` said when the run began. `ran_ms`
+    is how long the run had run before it paused.
     """
 
     run_id: str
@@ -45,6 +46,7 @@ class RunState:
     settled: dict[str, Message] = field(default_factory=dict)
     begun: set[str] = field(default_factory=set)
     model: str | None = None
+    ran_ms: float = 0.0
 
 
 @dataclass(slots=True)

@@ -19,6 +19,7 @@ from lousho_ray import (
     Agent,
     AgentExecutionError,
     CancelToken,
+    GenerateResult,
     LoushoError,
     MemorySessionStore,
     MockProvider,
@@ -30,6 +31,7 @@ from lousho_ray import (
 from lousho_ray.actors.cluster import NAMESPACE
 from lousho_ray.messages import user
 from lousho_ray.testing.fake_server import FakeServer, Reply, gate
+from lousho_ray.usage import ProviderUsage
 from tests.ray.processes import eventually, kill_process, session_actors, where
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
@@ -213,6 +215,23 @@ async def test_a_waiting_turn_that_is_cancelled_never_runs(server: FakeServer) -
     server.release("first")
     assert ((await first).text, (await third).text) == ("heard one", "heard three")
     assert len(server.requests) == 2
+
+
+async def test_limits_count_over_the_turns_of_a_session(tmp_path: Path) -> None:
+    # SES-61, SES-62, SES-63, BUD-25, BUD-27
+    store = SqliteStore(tmp_path / "s.db")
+    model = MockProvider(policy=lambda request: GenerateResult("Yes", usage=ProviderUsage(100, 20)))
+    agent = create_agent(provider=model, store=store, runtime="ray")
+    session = agent.session("s", limits={"max_tokens": 240})
+    assert [(await session.send("Hi")).finish_reason for _ in range(3)] == ["stop", "stop", "budget-exceeded"]
+    assert session.messages == await session.load()
+    assert (session.messages[-1].metadata or {})["sessionUsage"]["totalTokens"] == 240
+    fork = await session.fork(1)
+    results = [await fork.send("Hi") for _ in range(2)]
+    assert [result.budget.to_dict() if result.budget else None for result in results] == [
+        None,
+        {"limit": "maxTokens", "value": 240, "max": 240, "scope": "session"},
+    ]
 
 
 async def test_clear_while_a_turn_runs_is_refused(server: FakeServer) -> None:

@@ -134,6 +134,7 @@ TESTS: dict[str, dict[str, str]] = {
         "store": f"{U}sessions_local.py::test_the_agents_store_is_the_default_and_a_sessions_own_wins",
         "turn_policy": f"{U}sessions_local.py::test_a_queued_call_joins_the_running_turn",
         "compaction": f"{RULES}a_session_has_its_own_compaction",
+        "limits": f"{U}session_limits.py::test_a_session_stops_at_its_limit_and_a_reopened_one_too",
     },
     "approvals.resolve": {
         "id": f"{APPROVALS}an_unknown_or_decided_approval_is_not_found",
