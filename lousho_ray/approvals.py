@@ -32,7 +32,10 @@ LEFT_OPEN = (AgentDriftError, ResumeToolMissingError, ToolArgumentsValidationErr
 
 @dataclass(frozen=True, slots=True)
 class PendingApproval:
-    """A call that waits for a decision. Times are ISO 8601; `kind` is `tool` or `question`."""
+    """A call that waits for a decision. Times are ISO 8601; `kind` is `tool` or `question`.
+
+    `subagent_path` has the names of the sub-agents that lead to the call, outermost first; empty for a call of the agent itself.
+    """
 
     id: str
     tool_call_id: str
@@ -44,6 +47,7 @@ class PendingApproval:
     expires_at: str | None = None
     question: Mapping[str, Any] | None = None
     principal: Any = None
+    subagent_path: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> PendingApproval:
@@ -58,6 +62,7 @@ class PendingApproval:
             expires_at=record.get("expiresAt"),
             question=record.get("question"),
             principal=decode_bytes(record.get("principal")),
+            subagent_path=tuple(record.get("subagentPath", ())),
         )
 
 

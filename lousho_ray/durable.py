@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lousho_ray.clock import SYSTEM_CLOCK, Clock, timestamp
@@ -88,13 +88,15 @@ class StoredPauses:
         now = self._clock.wall()
         pending: dict[str, Any] = {
             "id": new_id("appr_"),
-            "toolCallId": ask.call.id,
-            "toolName": ask.call.name,
+            "toolCallId": ask.decides.id,
+            "toolName": ask.decides.name,
             "args": encode_bytes(dict(ask.args)),
             "agentId": self._facts.agent_id,
             "createdAt": timestamp(now),
             "kind": ask.kind,
         }
+        if ask.path:
+            pending["subagentPath"] = list(ask.path)
         if self._ttl_ms is not None:
             pending["expiresAt"] = timestamp(now + self._ttl_ms / 1000)
         if ask.decided_by is not None:
@@ -110,6 +112,7 @@ class StoredPauses:
         snapshot = freeze(state)
         snapshot["messages"] += [message.to_dict() for message in waiting]
         calls = unanswered_calls(state.messages)
+        snapshot["pausedToolCall"] = ask.call.id
         snapshot["remainingToolCalls"] = [call.id for call in calls if call.id != ask.call.id]
         snapshot["metadata"] = encode_bytes(dict(self._facts.metadata))
         if self._key is not None:
@@ -155,11 +158,11 @@ def approval_orphaned(approval_id: str) -> LoushoError:
 
 
 def settled_decision(decision: Decision, pending: Mapping[str, Any], now: float) -> Decision:
-    """The decision, or a denial when it comes at or after the pause's expiry. A late rejection stays a rejection."""
+    """The decision on what was asked, or a denial when it comes at or after the expiry. A late rejection stays a rejection."""
     expires_at = pending.get("expiresAt")
     if expires_at is not None and decision.approved and timestamp(now) >= expires_at:
         return Decision(False, decision.note, decision.by, expired=True)
-    return decision
+    return replace(decision, asked=pending.get("args")) if decision.approved else decision
 
 
 def decisions_of(checkpoint: Mapping[str, Any]) -> dict[str, Decision]:

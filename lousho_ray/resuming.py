@@ -14,13 +14,14 @@ from typing import Any
 
 from lousho_ray.definition import AgentDefinition
 from lousho_ray.durable import StoreParts, approval_not_found, approval_orphaned, check_tools
-from lousho_ray.errors import AgentDriftError, LoushoError
-from lousho_ray.fingerprint import drift
+from lousho_ray.errors import AgentDriftError, LoushoError, ResumeToolMissingError
+from lousho_ray.fingerprint import Drift, drift
 from lousho_ray.loop.checkpoint import Recorder, RunFacts, thaw
 from lousho_ray.loop.state import Decision, ResolvedApproval, RunDeps, RunState
 from lousho_ray.messages import Message
 from lousho_ray.ports import ApprovalStore
 from lousho_ray.tools.registry import find_tool
+from lousho_ray.tools.spill import READ_RESULT
 
 log = logging.getLogger("lousho_ray")
 
@@ -38,7 +39,8 @@ class Pause:
 
     @property
     def call_id(self) -> str:
-        return str(self.pending["toolCallId"])
+        """The call of the run itself that is paused: the one to decide on, or the one that runs the sub-agent which made that."""
+        return str(self.snapshot.get("pausedToolCall", self.pending["toolCallId"]))
 
 
 @dataclass(slots=True)
@@ -151,16 +153,51 @@ def check_resumable(
         AgentDriftError: `LOUSHO_AGENT_DRIFT` under `on_agent_drift="error"`.
         ResumeToolMissingError: `LOUSHO_RESUME_TOOL_MISSING`: an open call's tool is gone.
     """
-    changed = None if definition.on_agent_drift == "ignore" else drift(saved.get("agentFingerprint"), definition.fingerprint)
-    if changed is not None and definition.on_agent_drift == "error":
+    changed = _drift(definition, definition, saved)
+    check_tools(state, deps.tools, decided)
+    _check_children(definition, state.children)
+    if changed is not None:
+        deps.drift = changed.fields
+
+
+def _drift(root: AgentDefinition, agent: AgentDefinition, saved: Mapping[str, Any]) -> Drift | None:
+    """How an agent differs from what was saved, as the agent at the top wants it: an error, a warning in the log, or not at all."""
+    changed = None if root.on_agent_drift == "ignore" else drift(saved.get("agentFingerprint"), agent.fingerprint)
+    if changed is not None and root.on_agent_drift == "error":
         raise AgentDriftError(
-            f"Agent '{definition.name}' changed since the run was saved ({changed}); the run was left as it was.",
+            f"Agent '{agent.name}' changed since the run was saved ({changed}); the run was left as it was.",
             changes=changed.fields,
         )
-    check_tools(state, deps.tools, decided)
     if changed is not None:
-        log.warning("Agent %r goes on with a run that was saved before it changed: %s", definition.name, changed)
-        deps.drift = changed.fields
+        log.warning("Agent %r goes on with a run that was saved before it changed: %s", agent.name, changed)
+    return changed
+
+
+def _check_children(root: AgentDefinition, children: Mapping[str, Mapping[str, Any]]) -> None:
+    """Every sub-agent that paused, however deep, must still be there, with the tools of its open calls."""
+    for saved in children.values():
+        agent = _paused_agent(root, saved)
+        _drift(root, agent, saved)
+        state, _ = thaw(saved, "")
+        if not callable(agent.tools):
+            check_tools(state, _known_tools(agent), saved["pausedToolCall"])
+        _check_children(root, state.children)
+
+
+def _paused_agent(root: AgentDefinition, saved: Mapping[str, Any]) -> AgentDefinition:
+    try:
+        return root.find(saved["path"])
+    except KeyError:
+        raise ResumeToolMissingError(
+            f"The run waits on a call of sub-agent '{saved['path']}', which the agent no longer has.", tool_name="task"
+        ) from None
+
+
+def _known_tools(agent: AgentDefinition) -> dict[str, Any]:
+    """The tools of an agent whose run is not open: its own, and those of its features."""
+    assert not callable(agent.tools)
+    features = {"task": bool(agent.subagents), READ_RESULT: agent.spill_tool_results}
+    return {**agent.tools, **{name: True for name, offered in features.items() if offered}}
 
 
 def check_decider(pause: Pause, decision: Decision) -> None:
@@ -181,7 +218,7 @@ def check_decider(pause: Pause, decision: Decision) -> None:
         )
 
 
-def check_edit(pause: Pause, decision: Decision, deps: RunDeps) -> None:
+def check_edit(root: AgentDefinition, pause: Pause, state: RunState, decision: Decision, deps: RunDeps) -> None:
     """Edited arguments must fit the tool, before the pause is taken.
 
     Raises:
@@ -189,6 +226,11 @@ def check_edit(pause: Pause, decision: Decision, deps: RunDeps) -> None:
     """
     if decision.args is None:
         return
-    tool = find_tool(deps.tools, pause.pending["toolName"])
+    tools: Any = deps.tools
+    child = state.children.get(pause.call_id)
+    while child is not None:
+        tools = _paused_agent(root, child).tools
+        child = thaw(child, "")[0].children.get(child["pausedToolCall"])
+    tool = None if callable(tools) else find_tool(tools, pause.pending["toolName"])
     if tool is not None:
         tool.parse_plain(dict(decision.args))

@@ -234,13 +234,13 @@ class SessionHost(SessionRecords):
         left = self._unfinished(pause.snapshot, turn, str(pause.snapshot.get("sessionId")), pause.saved)
         left.decisions[pause.call_id] = decision
         left.resolved = ResolvedApproval(
-            request.approval_id, pause.call_id, pause.pending["toolName"], decision, pause.pending.get("createdAt")
+            request.approval_id, pause.pending["toolCallId"], pause.pending["toolName"], decision, pause.pending.get("createdAt")
         )
 
         async def take(deps: RunDeps) -> None:
             await self._check(left, deps, pause.call_id)
             check_decider(pause, decision)
-            check_edit(pause, decision, deps)
+            check_edit(self._definition, pause, left.state, decision, deps)
             await take_pause(self._parts.approvals, pause, decision, left.recorder, left.state, left.waiting)
 
         return await self._continue(turn, emitter, lease, left, take, observed=request.observed)

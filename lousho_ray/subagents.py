@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
@@ -17,15 +17,17 @@ from lousho_ray.cancellation import AbortSignal
 from lousho_ray.definition import AgentDefinition
 from lousho_ray.errors import ToolExecutionError
 from lousho_ray.events import SubagentInfo
+from lousho_ray.fingerprint import drift
 from lousho_ray.ids import new_id
 from lousho_ray.loop.budget import LeadBudget
+from lousho_ray.loop.checkpoint import freeze, thaw
 from lousho_ray.loop.emitter import Emitter
 from lousho_ray.loop.hooks import HaltedError, raised_by_hook
 from lousho_ray.loop.open import CallOptions, RunContext, open_run
 from lousho_ray.loop.result import BudgetBreach, ExecutionResult
 from lousho_ray.loop.run import run
-from lousho_ray.loop.state import RunDeps, RunState
-from lousho_ray.messages import user
+from lousho_ray.loop.state import Ask, CallPaused, Decision, RunDeps, RunState
+from lousho_ray.messages import Message, user
 from lousho_ray.ports import Ledger, Limiter, ToolContext
 from lousho_ray.tools.registry import AnyTool
 from lousho_ray.tools.results import encode_result
@@ -49,11 +51,26 @@ class ChildRun:
     tool_concurrency: int | None = None
     principal: Any = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    may_pause: bool = False
+    approve_in_code: bool = True
+    paused: Mapping[str, Any] | None = None
+    decision: Decision | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PausedChild:
+    """A child that waits for a person: what to ask, and the record to go on from."""
+
+    ask: Ask
+    record: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class ChildOutcome:
-    """How a child run ended. `error` is set when it raised (or its worker was lost); `usage` is what it had spent all the same."""
+    """How a child run ended. `error` is set when it raised (or its worker was lost); `usage` is what it had spent all the same.
+
+    Of a child that went on from a pause, `usage` is what it spent since. `paused` is set when it waits for a person now.
+    """
 
     text: str = ""
     finish_reason: str = "error"
@@ -63,18 +80,20 @@ class ChildOutcome:
     error: BaseException | None = None
     object_text: str | None = None
     output_error: Mapping[str, Any] | None = None
+    paused: PausedChild | None = None
 
     @classmethod
-    def of(cls, result: ExecutionResult[Any]) -> ChildOutcome:
-        """The outcome of a finished run; a validated `output` object travels as its JSON."""
+    def of(cls, result: ExecutionResult[Any], earlier: Usage, paused: PausedChild | None) -> ChildOutcome:
+        """The outcome of a run that ended or paused; a validated `output` object travels as its JSON."""
         return cls(
             result.text,
             result.finish_reason,
             result.steps,
-            result.usage,
+            result.usage.since(earlier),
             result.budget,
             object_text=None if result.object is None else encode_result(result.object).text,
             output_error=result.output_error,
+            paused=paused,
         )
 
     @classmethod
@@ -126,18 +145,56 @@ async def run_child(
         approve=definition.approve,
         tool_concurrency=child.tool_concurrency,
         subagent=child.info.to_dict(),
+        approve_in_code=child.approve_in_code,
     )
+    pauses = ChildPauses()
+    context.pauses = pauses if child.may_pause else None
+    if child.paused is not None:
+        context.resume = thaw(child.paused, child.run_id)[0]
+        context.decisions = {} if child.decision is None else {child.paused["pausedToolCall"]: child.decision}
+    earlier = Usage() if context.resume is None else context.resume.usage.copy()
+    context.spent_before = earlier.spend
     try:
         state, deps = await open_with_subagents(definition, child.path, context, child.depth_left, spawner)
+        if child.paused is not None:
+            deps.drift = drifted(definition, child)
     except (Exception, SystemExit) as error:
         unfollow()
         return ChildOutcome.failed(error)
     try:
-        return ChildOutcome.of(await run(state, deps))
+        result = await run(state, deps)
+        return ChildOutcome.of(result, earlier, pauses.paused(definition.find(child.path), child))
     except (Exception, SystemExit) as error:
-        return ChildOutcome(error=error, steps=state.steps, usage=state.usage)
+        return ChildOutcome(error=error, steps=state.steps, usage=state.usage.since(earlier))
     finally:
         unfollow()
+
+
+class ChildPauses:
+    """Keeps the pause of a child, for its lead to write down."""
+
+    def __init__(self) -> None:
+        self._asked: tuple[Ask, Mapping[str, Any]] | None = None
+
+    async def open(self, state: RunState, ask: Ask, waiting: tuple[Message, ...]) -> Mapping[str, Any]:
+        self._asked = ask, freeze(state)
+        return {"id": "", "kind": ask.kind}
+
+    def paused(self, agent: AgentDefinition, child: ChildRun) -> PausedChild | None:
+        if self._asked is None:
+            return None
+        ask, record = self._asked
+        about = {"path": child.path, "pausedToolCall": ask.call.id, "agentFingerprint": dict(agent.fingerprint)}
+        return PausedChild(ask, {**record, **about})
+
+
+def drifted(definition: AgentDefinition, child: ChildRun) -> Mapping[str, Any] | None:
+    """How a child that goes on from a pause differs from the agent that paused; the lead says whether that counts."""
+    assert child.paused is not None
+    if definition.on_agent_drift == "ignore":
+        return None
+    changed = drift(child.paused.get("agentFingerprint"), definition.find(child.path).fingerprint)
+    return None if changed is None else changed.fields
 
 
 async def open_with_subagents(
@@ -206,15 +263,27 @@ class Delegation:
         assert self._state is not None
         assert self._deps is not None
         asked: Any = args
+        paused = self._state.children.get(ctx.tool_call_id)
         self._count += 1
-        task_id = f"task_{self._count}"
+        task_id = f"task_{self._count}" if paused is None else str(paused["taskId"])
         ledger = await self._spawner.ledger()
         await self._deps.budget.join(ledger, self._state.usage.spend)
         child = self._child(asked.agent, asked.prompt, asked.description, ctx)
+        if paused is not None:
+            child = self._continued(child, paused, ctx)
         emitter = self._deps.emitter.child(child.info)
         outcome = await _with_abort(self._deps.abort, lambda abort: self._spawner.run(self._root, child, emitter, abort))
-        self._state.usage.add_delegated(outcome.usage)
-        return _answer(asked.agent, task_id, outcome)
+        self._state.usage.add_delegated(outcome.usage, runs=1 if paused is None else 0)
+        if outcome.paused is not None:
+            self._state.children[ctx.tool_call_id] = {**outcome.paused.record, "taskId": task_id}
+            raise CallPaused(outcome.paused.ask, child.info.name)
+        return _answer(child.info.name, task_id, outcome)
+
+    def _continued(self, child: ChildRun, paused: Mapping[str, Any], ctx: ToolContext) -> ChildRun:
+        """A child that goes on from its pause. It is held to its own limits only: those above it begin anew with the lead."""
+        assert self._deps is not None
+        decision = self._deps.decisions.get(ctx.tool_call_id)
+        return replace(child, leads=(), paused=paused, decision=decision)
 
     def _child(self, name: str, prompt: str, description: str, ctx: ToolContext) -> ChildRun:
         assert self._deps is not None
@@ -240,6 +309,8 @@ class Delegation:
             tool_concurrency=deps.tool_concurrency,
             principal=deps.principal,
             metadata=deps.metadata,
+            may_pause=deps.pauses is not None,
+            approve_in_code=context.approve_in_code,
         )
 
 

@@ -63,6 +63,15 @@ class ModelUsage:
     def cost_usd(self) -> float | None:
         return None if self.cost is None else float(self.cost)
 
+    def since(self, earlier: ModelUsage) -> ModelUsage:
+        """What came on top of `earlier`."""
+        return ModelUsage(
+            self.input_tokens - earlier.input_tokens,
+            self.output_tokens - earlier.output_tokens,
+            _minus(self.cost, earlier.cost),
+            self.calls - earlier.calls,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class StepUsage:
@@ -154,13 +163,31 @@ class Usage:
             entry.cost = _plus(entry.cost, used.cost)
             entry.calls += used.calls
 
-    def add_delegated(self, child: Usage) -> None:
-        """Adds a sub-agent's usage to the totals and to `delegated`."""
+    def add_delegated(self, child: Usage, *, runs: int = 1) -> None:
+        """Adds a sub-agent's usage to the totals and to `delegated`; `runs=0` for more of a run that was counted before."""
         self.add(child)
         if self.delegated is None:
             self.delegated = Usage(runs=0)
         self.delegated.add(child)
-        self.delegated.runs = (self.delegated.runs or 0) + 1
+        self.delegated.runs = (self.delegated.runs or 0) + runs
+
+    def since(self, earlier: Usage) -> Usage:
+        """What came on top of `earlier`, a state of this usage that was kept: what a run that went on has spent since."""
+        by_model = {name: used.since(earlier.by_model.get(name, ModelUsage())) for name, used in self.by_model.items()}
+        hosted_before = earlier.hosted_tool_calls or {}
+        hosted = {name: count - hosted_before.get(name, 0) for name, count in (self.hosted_tool_calls or {}).items()}
+        return Usage(
+            input_tokens=self.input_tokens - earlier.input_tokens,
+            output_tokens=self.output_tokens - earlier.output_tokens,
+            cost=_minus(self.cost, earlier.cost),
+            estimated=self.estimated,
+            model_calls=self.model_calls - earlier.model_calls,
+            by_model={name: used for name, used in by_model.items() if used.calls},
+            cached_input_tokens=_less(self.cached_input_tokens, earlier.cached_input_tokens),
+            cache_write_tokens=_less(self.cache_write_tokens, earlier.cache_write_tokens),
+            reasoning_tokens=_less(self.reasoning_tokens, earlier.reasoning_tokens),
+            hosted_tool_calls={name: count for name, count in hosted.items() if count} or None,
+        )
 
     def __add__(self, other: Usage) -> Usage:
         total = Usage()
@@ -234,6 +261,14 @@ def format_usage(usage: Usage) -> str:
 
 def _plus(a: Decimal | None, b: Decimal | None) -> Decimal | None:
     return None if a is None or b is None else a + b
+
+
+def _minus(a: Decimal | None, b: Decimal | None) -> Decimal | None:
+    return None if a is None or b is None else a - b
+
+
+def _less(a: int | None, b: int | None) -> int | None:
+    return a if a is None else a - (b or 0)
 
 
 def _maybe(a: int | None, b: int | None) -> int | None:

@@ -12,21 +12,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from lousho_ray.cancellation import Aborted, AbortReason
-from lousho_ray.errors import PropagatingToolError, ToolArgumentsValidationError, ToolExecutionError
+from lousho_ray.errors import PropagatingToolError, ToolExecutionError
 from lousho_ray.events import ErrorInfo, TodoUpdated, ToolDone, ToolError, ToolPartial, ToolResume, ToolStart
+from lousho_ray.loop.calls import keep_record, plain_args, show_images
 from lousho_ray.loop.gate import INTERRUPTED, Answer, Refuse, Run, gate_may_wait, hook_context, parse_call, pass_gate
 from lousho_ray.loop.hooks import HaltedError, PostToolOutcome
-from lousho_ray.loop.result import ToolCallRecord
-from lousho_ray.loop.state import Ask, RunDeps, RunState
-from lousho_ray.messages import ContentPart, ImagePart, Message, TextPart, ToolCall, tool_result, user
+from lousho_ray.loop.state import Ask, CallPaused, RunDeps, RunState
+from lousho_ray.messages import Message, ToolCall, tool_result
 from lousho_ray.ports import ToolContext
 from lousho_ray.tools.approval_policies import MARK, approval_mark
 from lousho_ray.tools.execute import call_tool
 from lousho_ray.tools.registry import find_tool
 from lousho_ray.tools.results import ErrorResult, cap_result, encode_result, error_result
-from lousho_ray.tools.schema import InvalidArguments, ParsedArguments, parse_object
+from lousho_ray.tools.schema import ParsedArguments
 from lousho_ray.tools.spill import READ_RESULT
-from lousho_ray.tools.text import replace_surrogates
 
 log = logging.getLogger("lousho_ray")
 
@@ -47,8 +46,8 @@ class ToolBatch:
         self._fatal: dict[int, BaseException] = {}
         self._started: dict[int, float] = {}
         self._approved: dict[str, Run] = {}
+        self._asks: dict[int, Ask] = {}
         self._ask: Ask | None = None
-        self._images: dict[int, tuple[ImagePart, ...]] = {}
         self._cancelled = False
 
     async def run(self) -> Ask | None:
@@ -71,10 +70,10 @@ class ToolBatch:
             await self._wait()
         finally:
             forget()
-            if self._deps.abort.aborted or self._fatal:
-                self._ask = None
+            self._choose_pause()
             await self._settle_rest()
-        self._show_images()
+        if self._ask is None:
+            show_images(self._state)
         if self._fatal:
             first, *others = (self._fatal[index] for index in sorted(self._fatal))
             for other in others:
@@ -82,14 +81,19 @@ class ToolBatch:
             raise first
         return self._ask
 
-    def _show_images(self) -> None:
-        """Images that tools returned go into a user message behind all results: a tool message carries text only."""
-        parts: list[ContentPart] = []
-        for index in sorted(self._images):
-            parts.append(TextPart(f"Images of the result of {self._calls[index].name} ({self._calls[index].id}):"))
-            parts += self._images[index]
-        if parts and self._ask is None:
-            self._state.messages.append(user(parts))
+    def _choose_pause(self) -> None:
+        """The first call in call order that needs a person pauses the run. A sub-agent that paused behind it is ended."""
+        if not self._asks or self._deps.abort.aborted or self._fatal:
+            return
+        first = min(self._asks)
+        self._ask = self._asks[first]
+        for index, ask in self._asks.items():
+            if index != first and ask.inner is not None:
+                text = (
+                    f"The sub-agent's call of tool '{ask.decides.name}' needs a person's approval, but another call of this turn "
+                    "is being decided on. It was not run; start the sub-agent again to ask for it."
+                )
+                self._refuse(index, ask.call, error_result(ask.call.name, "not-run", text), self._started[index])
 
     async def _wait(self) -> None:
         """Waits for the running calls. After an abort those that ignore it are waited for at most `abort_grace_ms`."""
@@ -111,7 +115,7 @@ class ToolBatch:
 
     @property
     def _stopped(self) -> bool:
-        return self._deps.abort.aborted or self._deps.inbox.steered or bool(self._fatal)
+        return self._deps.abort.aborted or self._deps.inbox.steered or bool(self._fatal) or bool(self._asks)
 
     async def _start(self, index: int, call: ToolCall) -> bool:
         """Takes one call through its gate and starts it. False when no further call may start."""
@@ -124,8 +128,8 @@ class ToolBatch:
             return False
         started = self._deps.clock.now()
         parsed = parse_call(call, self._deps.tools)
-        _keep_record(call, parsed, self._state)
-        args = parsed.plain if isinstance(parsed, ParsedArguments) else _plain_args(call)
+        keep_record(call, parsed, self._state)
+        args = parsed.plain if isinstance(parsed, ParsedArguments) else plain_args(call)
         start = ToolResume if call.id in self._deps.decisions else ToolStart
         self._deps.emitter.emit(start, tool_call_id=call.id, tool_name=call.name, args=args)
         ctx = self._context(call)
@@ -157,17 +161,17 @@ class ToolBatch:
             case Answer(value=value, hook=hook):
                 self._finish(index, call, value, started, replaced_by=hook)
             case Ask():
-                self._ask = verdict
-                await self._tell_of_pause(index, call, verdict)
+                await self._pause(index, verdict)
         self._free_slot()
         await self._checkpoint(index)
-        return self._ask is None
+        return not self._asks
 
-    async def _tell_of_pause(self, index: int, call: ToolCall, ask: Ask) -> None:
-        """The post-hooks hear of a pause, too; what they return cannot replace it."""
+    async def _pause(self, index: int, ask: Ask) -> None:
+        """A call waits for a person. The post-hooks hear of it, too; what they return cannot replace it."""
+        self._asks[index] = ask
         if not self._deps.hooks.around_tools:
             return
-        ctx = hook_context(call, dict(ask.args), self._state, self._deps)
+        ctx = hook_context(ask.call, dict(ask.args), self._state, self._deps)
         try:
             await self._deps.abort.guard(self._deps.hooks.post_tool_call(ctx, PostToolOutcome(requires_approval=True)))
         except Aborted:
@@ -238,6 +242,8 @@ class ToolBatch:
 
         try:
             value = await call_tool(run.tool, run.arguments.value, ctx, partial if self._deps.emitter.on else None)
+        except CallPaused as paused:
+            await self._pause(index, paused.ask.seen_from(call, paused.name))
         except PropagatingToolError as error:
             self._fatal[index] = error.error if isinstance(error, HaltedError) else error
             self._refuse(index, call, error_result(call.name, error), started)
@@ -281,7 +287,7 @@ class ToolBatch:
             shown = encoded.safe
             self._deps.emitter.emit(TodoUpdated, todos=shown["todos"], counts=shown["counts"], tool_call_id=call.id)
         if encoded.images:
-            self._images[index] = encoded.images
+            self._state.images[call.id] = encoded.images
         edited = self._edited(call)
         text = encoded.text if edited is None else encode_result({"editedArguments": edited, "result": encoded.safe}).text
         keep = self._deps.keep_result
@@ -330,6 +336,7 @@ class ToolBatch:
         self._results[index] = message
         if index in self._fatal:
             return
+        self._state.children.pop(self._calls[index].id, None)
         if index > self._recorded:
             self._state.settled[self._calls[index].id] = message
         while self._recorded < len(self._results) and (ready := self._results[self._recorded]) is not None:
@@ -355,7 +362,10 @@ class ToolBatch:
         for index, call in enumerate(self._calls):
             if self._results[index] is not None:
                 continue
-            if index in self._started:
+            if index in self._asks:
+                error = error_result(call.name, "not-run", "The call was cancelled while it waited for a person's approval.")
+                self._refuse(index, call, error, self._started.get(index, self._deps.clock.now()))
+            elif index in self._started:
                 text = f"The call did not stop within {self._deps.abort_grace_ms:g} ms and was left behind; its outcome is unknown."
                 self._refuse(index, call, error_result(call.name, "not-run", text), self._started[index])
                 log.warning("Tool %r ignored the abort of its run and was left behind.", call.name)
@@ -363,37 +373,7 @@ class ToolBatch:
                 error = error_result(call.name, "not-run", "The call was cancelled before it ran.")
                 self._record(index, tool_result(call, error.text, is_error=True))
                 if not self._fatal:
-                    _keep_record(call, None, self._state)
+                    keep_record(call, None, self._state)
 
     def _elapsed_ms(self, started: float) -> float:
         return round((self._deps.clock.now() - started) * 1000, 3)
-
-
-def cancel_calls(calls: Sequence[ToolCall], state: RunState, why: str) -> None:
-    """Answers calls that will not run, so that the transcript stays valid."""
-    for call in calls:
-        _keep_record(call, None, state)
-        state.messages.append(tool_result(call, error_result(call.name, "not-run", why).text, is_error=True))
-
-
-def _plain_args(call: ToolCall) -> dict[str, Any]:
-    """`tool.start.args`: the parsed object, `{}` when the text is not a JSON object."""
-    try:
-        return parse_object(call.arguments)
-    except InvalidArguments:
-        return {}
-
-
-def _keep_record(call: ToolCall, parsed: ParsedArguments | ToolArgumentsValidationError | None, state: RunState) -> None:
-    """Puts a call among those of the run, once: a resumed run comes to it again."""
-    if all(record.id != call.id for record in state.tool_calls):
-        state.tool_calls.append(ToolCallRecord(call.id, call.name, _record_args(call, parsed)))
-
-
-def _record_args(call: ToolCall, parsed: ParsedArguments | ToolArgumentsValidationError | None) -> Any:
-    if isinstance(parsed, ParsedArguments):
-        return parsed.plain
-    try:
-        return parse_object(call.arguments)
-    except InvalidArguments:
-        return replace_surrogates(call.arguments)

@@ -19,6 +19,8 @@ from lousho_ray.options import Limits
 from lousho_ray.ports import Ledger
 from lousho_ray.usage import Spend
 
+NOTHING = Spend()
+
 
 @dataclass(frozen=True, slots=True)
 class LeadBudget:
@@ -42,7 +44,10 @@ class SessionBudget:
 
 
 class Budget:
-    """The limits of one run, checked before each model call and once more when a reply asks for tools."""
+    """The limits of one run, checked before each model call and once more when a reply asks for tools.
+
+    `spent_before` is what a run spent before it paused, when the ledger it goes on in has that under its lead.
+    """
 
     def __init__(
         self,
@@ -55,6 +60,7 @@ class Budget:
         parent: str | None = None,
         clock: Clock = SYSTEM_CLOCK,
         started: float | None = None,
+        spent_before: Spend = NOTHING,
     ) -> None:
         self.run_id = run_id
         self.limits = limits if limits is not None else Limits()
@@ -62,6 +68,7 @@ class Budget:
         self.session = session
         self.ledger = ledger
         self._parent = parent
+        self._before = spent_before
         self._clock = clock
         self._started = clock.now() if started is None else started
 
@@ -155,7 +162,7 @@ class Budget:
 
     def _reached(self, totals: Mapping[str, Spend], moment: Moment, steps: int = 0, tool_errors: int = 0) -> BudgetBreach | None:
         """The first limit that is reached: of the run, then of its session, then of the runs above it."""
-        total, elapsed_ms = totals[self.run_id], self.elapsed_ms
+        total, elapsed_ms = self._own(totals), self.elapsed_ms
         own = check_limits(self.limits, total, elapsed_ms=elapsed_ms, moment=moment, steps=steps, tool_errors=tool_errors)
         if own is not None:
             return _breach(own)
@@ -172,6 +179,9 @@ class Budget:
             if of_session is not None:
                 return _breach(of_session, "session")
         return self._shared(totals)
+
+    def _own(self, totals: Mapping[str, Spend]) -> Spend:
+        return totals[self.run_id] if self.ledger is None else totals[self.run_id] + self._before
 
     def _shared(self, totals: Mapping[str, Spend]) -> BudgetBreach | None:
         for lead in self.leads:

@@ -15,7 +15,7 @@ from lousho_ray.errors import error_name, message_of
 from lousho_ray.loop.inbox import Inbox
 from lousho_ray.loop.result import ExecutionResult, ToolCallRecord
 from lousho_ray.loop.state import Decision, RunState, Status
-from lousho_ray.messages import Message, decode_bytes, encode_bytes
+from lousho_ray.messages import ImagePart, Message, decode_bytes, encode_bytes, user
 from lousho_ray.ports import CheckpointStore
 from lousho_ray.stores.json_form import FixedJson
 from lousho_ray.usage import ProviderUsage, StepUsage, Usage
@@ -52,6 +52,10 @@ def freeze(state: RunState) -> dict[str, Any]:
         data["settled"] = {call_id: _frozen(message) for call_id, message in state.settled.items()}
     if state.begun:
         data["begun"] = sorted(state.begun)
+    if state.children:
+        data["children"] = {call_id: dict(child) for call_id, child in state.children.items()}
+    if state.images:
+        data["images"] = {call_id: user(images).to_dict() for call_id, images in state.images.items()}
     if state.last_text:
         data["lastText"] = state.last_text
     if state.model is not None:
@@ -82,6 +86,8 @@ def thaw(data: Mapping[str, Any], run_id: str) -> tuple[RunState, list[Message]]
         repair_issues=tuple(data.get("repairIssues", ())),
         settled={call_id: Message.from_dict(message) for call_id, message in data.get("settled", {}).items()},
         begun=set(data.get("begun", ())),
+        children=dict(data.get("children", {})),
+        images={call_id: _images(message) for call_id, message in data.get("images", {}).items()},
         model=(data.get("runConfig") or {}).get("model"),
         ran_ms=data.get("ranMs", 0.0),
     )
@@ -159,6 +165,8 @@ class Recorder:
             "usage": result.usage.to_dict(),
             "toolErrors": result.tool_errors,
             "settled": {},
+            "children": {},
+            "images": {},
         }
 
     async def failed(self, error: BaseException) -> None:
@@ -222,6 +230,10 @@ def _frozen(message: Message) -> FixedJson:
     if made is None:
         made = message.wire_cache["checkpoint"] = FixedJson(message.to_dict())
     return made
+
+
+def _images(message: Mapping[str, Any]) -> tuple[ImagePart, ...]:
+    return tuple(part for part in Message.from_dict(message).content if isinstance(part, ImagePart))
 
 
 def _step_to_json(entry: StepUsage) -> dict[str, Any]:

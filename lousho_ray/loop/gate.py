@@ -16,7 +16,7 @@ from lousho_ray.errors import ConfigurationError, ToolArgumentsValidationError, 
 from lousho_ray.loop.hooks import ToolHookContext
 from lousho_ray.loop.requests import hook_services
 from lousho_ray.loop.state import Ask, Decision, RunDeps, RunState
-from lousho_ray.messages import Message, ToolCall
+from lousho_ray.messages import Message, ToolCall, decode_bytes
 from lousho_ray.ports import Approval, ToolContext
 from lousho_ray.tools.approval_policies import Always, ApprovalContext, canonical, remembered
 from lousho_ray.tools.registry import AnyTool, find_tool, not_found
@@ -67,12 +67,14 @@ async def pass_gate(
     if isinstance(parsed, ToolArgumentsValidationError):
         return Refuse(error_result(call.name, parsed))
     assert parsed is not None
-    decision = deps.decisions.get(call.id)
+    goes_on = call.id in state.children  # A decision is on a call of its sub-agent then, not on this one.
+    decision = None if goes_on else deps.decisions.get(call.id)
     if decision is not None and not decision.approved:
         return Refuse(_turned_down(call, tool, decision))
-    if decision is not None and decision.args is not None:
+    seen = None if decision is None else decision.args if decision.args is not None else decode_bytes(decision.asked)
+    if seen is not None:
         try:
-            parsed = tool.parse_plain(dict(decision.args))
+            parsed = tool.parse_plain(dict(seen))
         except ToolArgumentsValidationError as error:
             return Refuse(error_result(call.name, error))
     if tool.effect == "once" and call.id in state.begun:
@@ -88,6 +90,8 @@ async def pass_gate(
         parsed = verdict
     if decision is not None:
         return _decided(call, tool, parsed, decision, approved)
+    if goes_on:
+        return Run(tool, parsed)
     return await _ask_tool(call, tool, parsed, ctx, state, deps)
 
 

@@ -15,7 +15,7 @@ from lousho_ray.context.compaction import CompactionHook
 from lousho_ray.context.memoize import MemoizeHook
 from lousho_ray.definition import AgentDefinition
 from lousho_ray.errors import ConfigurationError, message_of
-from lousho_ray.loop.budget import Budget, LeadBudget, SessionBudget
+from lousho_ray.loop.budget import NOTHING, Budget, LeadBudget, SessionBudget
 from lousho_ray.loop.emitter import Emitter
 from lousho_ray.loop.hooks import HookChain
 from lousho_ray.loop.inbox import Inbox
@@ -28,6 +28,7 @@ from lousho_ray.providers.limited import with_rate_limit
 from lousho_ray.providers.wrapper import can_stream
 from lousho_ray.tools.registry import AnyTool, ToolRegistry, collect_tools
 from lousho_ray.tools.spill import AREA, READ_RESULT, read_result_tool
+from lousho_ray.usage import Spend
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ class RunContext:
     pauses: Pauses | None = None
     approve_in_code: bool = True
     started: float | None = None
+    spent_before: Spend = NOTHING
     clock: Clock = SYSTEM_CLOCK
 
 
@@ -139,6 +141,7 @@ async def open_run(
             parent=context.parent,
             clock=context.clock,
             started=context.started,
+            spent_before=context.spent_before,
         ),
         emitter=context.emitter,
         abort=context.abort,

@@ -26,7 +26,8 @@ from lousho_ray.events import (
     StepStart,
     TextDone,
 )
-from lousho_ray.loop.batch import ToolBatch, cancel_calls
+from lousho_ray.loop.batch import ToolBatch
+from lousho_ray.loop.calls import cancel_calls, show_images
 from lousho_ray.loop.ending import attach_usage, report_budget, report_decision, run_result
 from lousho_ray.loop.model import Reply, Steered, book_usage, call_model
 from lousho_ray.loop.output import OutputContext, Valid
@@ -263,6 +264,7 @@ async def _finish_open_calls(state: RunState, deps: RunDeps) -> StepOutcome:
         ask = await ToolBatch(batch, state, deps).run() if batch else None
         if ask is not None:
             return await _pause(state, deps, ask)
+    show_images(state)
     return CONTINUE
 
 
@@ -275,16 +277,18 @@ async def _pause(state: RunState, deps: RunDeps, ask: Ask, entry: StepUsage | No
     if deps.recorder is not None:
         about = {"approvalId": pending["id"], "approvalKind": pending["kind"], "approvalCallId": ask.call.id}
         await deps.recorder.save(state, kept, status="awaiting-approval", **about)
-    deps.emitter.emit(
-        ApprovalRequested,
-        approval_id=pending["id"],
-        tool_call_id=ask.call.id,
-        tool_name=ask.call.name,
-        args=ask.args,
-        kind=None if ask.kind == "tool" else ask.kind,
-        question=ask.question,
-        expires_at=pending.get("expiresAt"),
-    )
+    if deps.subagent is None:  # the pause of a sub-agent is told of once, by the run at the top
+        deps.emitter.emit(
+            ApprovalRequested,
+            approval_id=pending["id"],
+            tool_call_id=ask.decides.id,
+            tool_name=ask.decides.name,
+            args=ask.args,
+            kind=None if ask.kind == "tool" else ask.kind,
+            question=ask.question,
+            expires_at=pending.get("expiresAt"),
+            subagent_path=ask.path or None,
+        )
     outcome = Pause(pending)
     return outcome if entry is None else _step_done(state, deps, "awaiting-approval", outcome, entry)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeAlias
 
 from lousho_ray.cancellation import AbortSignal
@@ -14,7 +14,7 @@ from lousho_ray.loop.hooks import HookChain
 from lousho_ray.loop.inbox import Inbox
 from lousho_ray.loop.output import Invalid, OutputContract, Valid
 from lousho_ray.loop.result import BudgetBreach, ExecutionResult, ToolCallRecord
-from lousho_ray.messages import Message, ToolCall
+from lousho_ray.messages import ImagePart, Message, ToolCall
 from lousho_ray.ports import FinishReason, Limiter, LLMProvider, Reasoning, ToolDefinition
 from lousho_ray.tools.registry import AnyTool
 from lousho_ray.usage import StepUsage, Usage
@@ -28,8 +28,10 @@ class RunState:
 
     `opened_at` is the index of the first message that this run added (its input). `repair_issues` are those of a final reply that
     was sent back for its one repair. `settled` holds results that are in before an earlier call's, by call id; `begun` the ids of
-    calls with a once-only effect that were started. `model` is what a function-valued `model` said when the run began. `ran_ms`
-    is how long the run had run before it paused.
+    calls with a once-only effect that were started. `model` is what a function-valued `model` said when the run began. `ran_ms` is
+    how long the run had run before it paused. `children`
+    are sub-agents that paused, as JSON (a `freeze()` and how to go on), by the id of the call that runs them. `images` are those of
+    tool results, by call id, until every call of the turn has its result.
     """
 
     run_id: str
@@ -45,6 +47,8 @@ class RunState:
     repair_issues: tuple[Mapping[str, str], ...] = ()
     settled: dict[str, Message] = field(default_factory=dict)
     begun: set[str] = field(default_factory=set)
+    children: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    images: dict[str, tuple[ImagePart, ...]] = field(default_factory=dict)
     model: str | None = None
     ran_ms: float = 0.0
 
@@ -123,7 +127,10 @@ class Pauses(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a person decided on a paused call. `args` are edited arguments; `remember` lets later calls run unasked."""
+    """What a person decided on a paused call. `args` are edited arguments; `remember` lets later calls run unasked.
+
+    `asked` has the arguments that the person saw, as the pause's record holds them: what is approved is what runs.
+    """
 
     approved: bool
     note: str | None = None
@@ -131,6 +138,7 @@ class Decision:
     args: Mapping[str, Any] | None = None
     expired: bool = False
     remember: Literal["args", "tool"] | None = None
+    asked: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,13 +154,37 @@ class ResolvedApproval:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A call that needs a person; `decided_by="other"`: not the one the run acts for. `args` are validated, after the hooks."""
+    """A call that needs a person; `decided_by="other"`: not the one the run acts for. `args` are validated, after the hooks.
+
+    When the call that needs a person is a sub-agent's, `call` is the call of this run that runs the sub-agent, `inner` the one to
+    decide on, and `path` the names of the sub-agents from here to it.
+    """
 
     call: ToolCall
     args: Mapping[str, Any]
     kind: Literal["tool", "question"] = "tool"
     question: Mapping[str, Any] | None = None
     decided_by: Literal["other"] | None = None
+    inner: ToolCall | None = None
+    path: tuple[str, ...] = ()
+
+    @property
+    def decides(self) -> ToolCall:
+        """The call to decide on."""
+        return self.inner or self.call
+
+    def seen_from(self, call: ToolCall, name: str) -> Ask:
+        """The same question, as the run sees it whose `call` runs the sub-agent `name`."""
+        return replace(self, call=call, inner=self.decides, path=(name, *self.path))
+
+
+class CallPaused(Exception):  # noqa: N818 - what happened, not what is wrong
+    """Raised by the tool that runs a sub-agent: a call of the sub-agent `name` needs a person."""
+
+    def __init__(self, ask: Ask, name: str) -> None:
+        super().__init__(name)
+        self.ask = ask
+        self.name = name
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from lousho_ray.errors import (
 )
 from lousho_ray.loop.input import as_messages
 from lousho_ray.loop.state import Decision
-from lousho_ray.messages import Message
+from lousho_ray.messages import ImagePart, Message
 from lousho_ray.ports import ToolContext
 from lousho_ray.session import DecisionRequest, ResumeRequest, TurnRequest
 from lousho_ray.session_host import SessionHost
@@ -551,6 +551,46 @@ async def test_a_hook_can_stop_an_approved_call_but_not_change_it(hook: Hook, ki
     result = await agent.approvals.resolve(str(paused.approval_id), approved=True)
     assert [run for run in log.runs if run.startswith("pay")] == []
     assert kinds(result.messages)[1] == kind
+
+
+@pytest.mark.parametrize("where", ["send", "durable session"])
+async def test_what_a_hook_made_of_the_arguments_is_what_was_approved_and_runs(where: str) -> None:
+    # APR-07, APR-19, APR-22
+    class Cap:
+        name = "cap"
+
+        def pre_tool_call(self, ctx: Any) -> None:
+            if ctx.tool_name == "pay":
+                ctx.args["amount"] = min(ctx.args["amount"], 3)
+
+    log = Log()
+    agent = paying("Done", log=log, hooks=[Cap()], **({"store": memory_store()} if where == "durable session" else {}))
+    paused = await (agent.send("Hi") if where == "send" else agent.session("s").send("Hi"))
+    assert (await agent.approvals.get(str(paused.approval_id))).args == {"amount": 3}  # type: ignore[union-attr]
+    result = await agent.approvals.resolve(str(paused.approval_id), approved=True)
+    assert "pay 3" in log.runs
+    assert kinds(result.messages) == ["ok", "ok", "ok"]
+
+
+@pytest.mark.parametrize("where", ["send", "durable session"])
+@pytest.mark.parametrize("order", ["before", "after", "itself"])
+async def test_images_of_a_turn_that_paused_come_behind_all_its_results(where: str, order: str) -> None:
+    # T11
+    log = Log()
+    gated = order == "itself"
+    picture = define_tool(name="picture", description="A picture.", execute=lambda args: b"\x89PNG\r\n\x1a\n", needs_approval=gated)
+    turn = {
+        "before": ("picture", ("pay", {"amount": 5})),
+        "after": (("pay", {"amount": 5}), "picture"),
+        "itself": ("picture", "note"),
+    }
+    options = {"store": memory_store()} if where == "durable session" else {}
+    agent = agent_of(calls(*turn[order]), "Done", tools=[*log.tools, picture], **options)
+    paused = await (agent.send("Hi") if where == "send" else agent.session("s").send("Hi"))
+    result = await agent.approvals.resolve(str(paused.approval_id), approved=True)
+    check_transcript(result.messages)
+    assert [message.role for message in result.messages][-5:] == ["assistant", "tool", "tool", "user", "assistant"]
+    assert any(isinstance(part, ImagePart) for part in result.messages[-2].content)
 
 
 # ------------------------------------------------------------------------------------------------------------------ refusals
