@@ -29,8 +29,8 @@ class RunState:
     `opened_at` is the index of the first message that this run added (its input). `repair_issues` are those of a final reply that
     was sent back for its one repair. `settled` holds results that are in before an earlier call's, by call id; `begun` the ids of
     calls with a once-only effect that were started. `model` is what a function-valued `model` said when the run began. `ran_ms` is
-    how long the run had run before it paused. `children` are sub-agents that paused, as JSON (a `freeze()` and how to go on), by the
-    id of the call that runs them. `images` are those of tool results, by call id, until every call of the turn has its result.
+    how long the run had run before it paused. `children` are sub-agents that paused, as JSON (a `freeze()` and how to go on), by
+    the id of the call that runs them. `images` are those of tool results, by call id, until every call of the turn has its result.
     """
 
     run_id: str
