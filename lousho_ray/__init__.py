@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     )
     from lousho_ray.events import Event, event_from_dict, is_agent_event
     from lousho_ray.handle import AgentRun
+    from lousho_ray.hosted_tools import HostedTool, code_interpreter, file_search, hosted_tool, web_search
     from lousho_ray.limits.limiter import RateLimiter, create_rate_limiter
     from lousho_ray.loop.result import ExecutionResult
     from lousho_ray.messages import FilePart, ImagePart, Message, TextPart, ToolCall, text_of
@@ -96,6 +97,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "events": ("Event", "event_from_dict", "is_agent_event"),
     "handle": ("AgentRun",),
+    "hosted_tools": ("HostedTool", "code_interpreter", "file_search", "hosted_tool", "web_search"),
     "limits.limiter": ("RateLimiter", "create_rate_limiter"),
     "loop.result": ("ExecutionResult",),
     "messages": ("FilePart", "ImagePart", "Message", "TextPart", "ToolCall", "text_of"),
@@ -152,6 +154,7 @@ __all__ = [
     "GenerateOptions",
     "GenerateResult",
     "GuardrailError",
+    "HostedTool",
     "ImagePart",
     "LLMProvider",
     "LLMProviderError",
@@ -194,6 +197,7 @@ __all__ = [
     "ValidationError",
     "always",
     "ask_question_tool",
+    "code_interpreter",
     "compact_messages",
     "create_agent",
     "create_compaction_hook",
@@ -202,10 +206,12 @@ __all__ = [
     "estimate_cost",
     "estimate_tokens",
     "event_from_dict",
+    "file_search",
     "file_store",
     "format_usage",
     "get_checkpoint_history",
     "get_model_info",
+    "hosted_tool",
     "is_agent_event",
     "is_pinned",
     "list_models",
@@ -223,6 +229,7 @@ __all__ = [
     "text_of",
     "tool",
     "two_phase_strategy",
+    "web_search",
     "with_fallback",
     "with_rate_limit",
     "with_retry",

@@ -16,6 +16,7 @@ from lousho_ray.agent_options import CreateAgentOptions
 from lousho_ray.context.compaction import check_compaction
 from lousho_ray.definition import DEFAULT_INSTRUCTIONS, AgentDefinition
 from lousho_ray.errors import ConfigurationError, mask_secrets
+from lousho_ray.hosted_tools import HostedTool
 from lousho_ray.limits.limiter import RateLimiter, create_rate_limiter
 from lousho_ray.loop.hooks import check_hooks
 from lousho_ray.loop.output import OutputContract
@@ -41,7 +42,7 @@ from lousho_ray.ports import LLMProvider
 from lousho_ray.project_instructions import load_project_instructions
 from lousho_ray.stores.parts import check_store
 from lousho_ray.tools.question import ask_question_tool
-from lousho_ray.tools.registry import AnyTool, collect_tools
+from lousho_ray.tools.registry import AnyTool, collect_all_tools
 from lousho_ray.tools.spill import READ_RESULT
 
 T = TypeVar("T")
@@ -68,7 +69,8 @@ def create_agent(*, output: Any = None, **options: Any) -> Agent[Any]:
         model: `"provider/model"`, or a function of the run. With `provider`, a bare model id.
         provider: An `LLMProvider`.
         instructions: The system prompt, or a function of the run. `prompt` is its deprecated alias.
-        tools: A list of tools, a mapping name -> tool, nested lists, or a function of the run.
+        tools: A list of tools, a mapping name -> tool, nested lists, or a function of the run. Hosted tools (`web_search()`, ...)
+            stand among them.
         name: The agent's name (`"agent"`). `description` is needed when it is used as a sub-agent.
         max_steps: Model calls of one run, at least 1 (10).
         model_settings: `max_tokens`, `temperature`, `top_p`, `frequency_penalty`, `presence_penalty`, `stop`, `seed`,
@@ -114,7 +116,7 @@ def create_agent(*, output: Any = None, **options: Any) -> Agent[Any]:
             raise unknown_keyword(name, OPTIONS, "create_agent()")
     given = {name: value for name, value in options.items() if value is not None}
     spills = check_bool(given.get("spill_tool_results", False), "spill_tool_results")
-    tools = _tools(given.get("tools", ()), check_bool(given.get("ask_question", False), "ask_question"), spills)
+    tools, hosted = _tools(given.get("tools", ()), check_bool(given.get("ask_question", False), "ask_question"), spills)
     concurrency = given.get("tool_concurrency", "unbounded")
     definition = AgentDefinition(
         name=check_text(given.get("name", "agent"), "name"),
@@ -123,6 +125,7 @@ def create_agent(*, output: Any = None, **options: Any) -> Agent[Any]:
         project_block=_project_block(given.get("project_instructions")),
         model=_bare_model(given),
         tools=tools,
+        hosted_tools=hosted,
         settings=parse_options(ModelSettings, given.get("model_settings")),
         limits=parse_options(Limits, given.get("limits")),
         max_steps=check_positive_int(given["max_steps"], "max_steps") if "max_steps" in given else None,
@@ -268,7 +271,9 @@ def _bare_model(given: Mapping[str, Any]) -> Any:
     return model if "provider" in given or callable(model) else None
 
 
-def _tools(tools: Any, ask_question: bool, spills: bool) -> Mapping[str, AnyTool] | Callable[[Any], Any]:
+def _tools(
+    tools: Any, ask_question: bool, spills: bool
+) -> tuple[Mapping[str, AnyTool] | Callable[[Any], Any], tuple[HostedTool, ...]]:
     if (
         callable(tools)
         and not isinstance(tools, Sequence | Mapping)
@@ -278,13 +283,13 @@ def _tools(tools: Any, ask_question: bool, spills: bool) -> Mapping[str, AnyTool
         if ask_question:
             raise ConfigurationError("With a tools function, return ask_question_tool() from it.", field="ask_question")
         resolver: Callable[[Any], Any] = tools
-        return resolver
-    collected = collect_tools([tools, ask_question_tool()] if ask_question else tools)
+        return resolver, ()
+    collected, hosted = collect_all_tools([tools, ask_question_tool()] if ask_question else tools)
     reserved = {**RESERVED_TOOL_NAMES, **({READ_RESULT: "spill_tool_results"} if spills else {})}
-    for name in collected:
+    for name in (*collected, *(tool.name for tool in hosted)):
         if name in reserved:
             raise ConfigurationError(f"The tool name '{name}' is reserved for {reserved[name]}; rename your tool.", field="tools")
-    return collected
+    return collected, hosted
 
 
 def _subagents(subagents: Any) -> dict[str, AgentDefinition]:

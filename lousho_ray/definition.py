@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from lousho_ray.fingerprint import fingerprint
+from lousho_ray.hosted_tools import HostedTool
 from lousho_ray.loop.output import OutputContract
 from lousho_ray.options import Compaction, Limits, ModelSettings, SubagentOptions
 from lousho_ray.ports import LLMProvider, Reasoning
@@ -34,6 +35,7 @@ class AgentDefinition:
     model: str | Callable[[Any], Any] | None = None
     provider_for: Callable[[str], LLMProvider] | None = None
     tools: Mapping[str, AnyTool] | Callable[[Any], Any] = field(default_factory=dict)
+    hosted_tools: tuple[HostedTool, ...] = ()
     settings: ModelSettings = field(default_factory=ModelSettings)
     limits: Limits = field(default_factory=Limits)
     max_steps: int | None = None
@@ -69,6 +71,7 @@ class AgentDefinition:
             model if isinstance(model, str) else None,
             self.instructions if isinstance(self.instructions, str) else None,
             self.tools if isinstance(self.tools, Mapping) else None,
+            self.hosted_tools,
         )
 
     def find(self, path: str) -> AgentDefinition:

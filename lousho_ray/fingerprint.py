@@ -1,18 +1,19 @@
 """Fingerprints of agents: what a saved run was started with, and how the agent that takes it up again differs.
 
-A fingerprint covers what a model sees: the model's id, the tools with their input schemas, the instructions. Code is no part of it:
-neither the bodies of tools, nor hooks, nor options that are functions of the run. It is the same in every process and on every
-platform, since it is made of canonical JSON and SHA-256 only.
+A fingerprint covers what a model sees: the model's id, the tools with their input schemas, hosted tools, the instructions. Code is
+no part of it: neither the bodies of tools, nor hooks, nor options that are functions of the run. It is the same in every process
+and on every platform, since it is made of canonical JSON and SHA-256 only.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lousho_ray.hosted_tools import HostedTool
 from lousho_ray.tools.registry import AnyTool
 
 NAMED_SCHEMAS = frozenset({"properties", "$defs", "definitions", "patternProperties", "dependentSchemas"})
@@ -22,7 +23,12 @@ VALUES = frozenset({"default", "const", "enum", "examples"})
 """Keys of a JSON schema whose value is data."""
 
 
-def fingerprint(model: str | None, instructions: str | None, tools: Mapping[str, AnyTool] | None) -> dict[str, Any]:
+def fingerprint(
+    model: str | None,
+    instructions: str | None,
+    tools: Mapping[str, AnyTool] | None,
+    hosted: Sequence[HostedTool] = (),
+) -> dict[str, Any]:
     """The fingerprint of an agent, as JSON. What is `None` depends on the run and is not compared.
 
     Each part stands by itself, so that a difference can be named; `hash` is the first 16 digits of the SHA-256 over all of them.
@@ -33,7 +39,8 @@ def fingerprint(model: str | None, instructions: str | None, tools: Mapping[str,
     if instructions is not None:
         parts["instructions"] = _digest(instructions)
     if tools is not None:
-        parts["tools"] = {name: _digest(_canonical(without_titles(tool.definition.parameters))) for name, tool in tools.items()}
+        own = {name: _digest(_canonical(without_titles(tool.definition.parameters))) for name, tool in tools.items()}
+        parts["tools"] = own | {tool.name: _digest(_canonical(tool.to_dict())) for tool in hosted}
     return {**parts, "hash": _digest(_canonical(parts))}
 
 

@@ -15,7 +15,7 @@ from lousho_ray.ports import HostedToolCall
 from lousho_ray.tools.results import encode_result, to_json
 
 MAX_RESULT_CHARS = 20_000
-"""How much JSON of a hosted call's result an event carries."""
+"""How much JSON of a hosted call's result events and transcripts carry."""
 
 
 class HostedCalls:
@@ -54,6 +54,18 @@ class HostedCalls:
         _, started = self._open.pop(call.id)
         elapsed_ms = round((self._clock.now() - started) * 1000, 3)
         return {"tool_call_id": call.id, "tool_name": call.name, "duration_ms": elapsed_ms, "executed_by": "provider"}
+
+
+def recorded(call: HostedToolCall) -> dict[str, Any]:
+    """A hosted call as the metadata of its assistant message keeps it."""
+    return {
+        "id": call.id,
+        "name": call.name,
+        "args": encode_result(call.args).safe,
+        "result": shown_result(call.result),
+        "isError": call.is_error,
+        "sources": encode_result(list(call.sources)).safe,
+    }
 
 
 def shown_result(result: Any) -> Any:

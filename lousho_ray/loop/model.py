@@ -6,7 +6,7 @@ Streaming changes only how the reply is obtained. The call runs in a task of its
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any, cast
@@ -22,7 +22,7 @@ from lousho_ray.events import (
     ReasoningStart,
     TextDelta,
 )
-from lousho_ray.loop.hosted import HostedCalls
+from lousho_ray.loop.hosted import HostedCalls, recorded
 from lousho_ray.loop.state import RunDeps, RunState
 from lousho_ray.messages import Message, ReasoningBlock, ToolCall
 from lousho_ray.ports import (
@@ -77,16 +77,22 @@ class Reply:
         return not self.tool_calls and not self.hosted and not self.text.strip()
 
     def message(self) -> Message:
-        """The assistant message of the transcript: only signed or redacted reasoning, and only on a turn with calls, is kept."""
+        """The assistant message of the transcript: only signed or redacted reasoning, and only on a turn with calls, is kept.
+
+        What the provider ran itself stands in the metadata, which no model is sent.
+        """
         kept = tuple(block for block in self.blocks if block.replayable) if self.tool_calls else ()
-        return Message("assistant", self.text, tool_calls=self.tool_calls, reasoning=kept)
+        metadata = {"hostedToolCalls": [recorded(call) for call in self.hosted]} if self.hosted else None
+        return Message("assistant", self.text, tool_calls=self.tool_calls, reasoning=kept, metadata=metadata)
 
 
 def build_request(state: RunState, deps: RunDeps, *, with_tools: bool = True) -> GenerateOptions:
     """The request of the next model call. A forced `tool_choice` holds until the run's first tool call, or it would never end."""
-    tools = deps.definitions if with_tools else ()
+    tools, hosted = (deps.definitions, deps.hosted_tools) if with_tools else ((), ())
     settings: Mapping[str, Any] = deps.settings
-    if "tool_choice" in settings and (not tools or (state.tool_calls and settings["tool_choice"] not in ("auto", "none"))):
+    if "tool_choice" in settings and (
+        not (tools or hosted) or (state.tool_calls and settings["tool_choice"] not in ("auto", "none"))
+    ):
         settings = {key: value for key, value in settings.items() if key != "tool_choice"}
     messages = list(state.messages)  # a request stays as it was when a provider holds on to it
     if deps.call_instructions is not None:
@@ -96,6 +102,7 @@ def build_request(state: RunState, deps: RunDeps, *, with_tools: bool = True) ->
         messages=messages,
         model=deps.model,
         tools=tools,
+        hosted_tools=hosted,
         response_format=None if deps.output is None else deps.output.response_format,
         reasoning=deps.reasoning,
         prompt_caching=deps.prompt_caching,
@@ -182,7 +189,7 @@ class _ModelCall:
     thinking: list[str] | None = None
     thoughts: list[str] = field(default_factory=list)
     blocks: list[ReasoningBlock] = field(default_factory=list)
-    hosted: list[HostedToolCall] = field(default_factory=list)
+    hosted: dict[str, HostedToolCall] = field(default_factory=dict)
     hosted_events: HostedCalls = field(init=False)
     finish: FinishChunk | None = None
     told: ProviderUsage | None = None
@@ -210,7 +217,7 @@ class _ModelCall:
         return Reply(
             result.text,
             result.tool_calls,
-            _reason(result.finish_reason, result.tool_calls),
+            _reason(result.finish_reason, result.tool_calls, result.hosted_tool_calls),
             result.usage,
             result.reasoning,
             "\n\n".join(block.text for block in result.reasoning if block.text),
@@ -239,11 +246,11 @@ class _ModelCall:
         return Reply(
             "".join(self.text),
             calls,
-            _reason(self.finish.finish_reason, calls),
+            _reason(self.finish.finish_reason, calls, self.hosted.values()),
             self.finish.usage,
             tuple(self.blocks),
             "\n\n".join(thought for thought in self.thoughts if thought),
-            tuple(self.hosted),
+            tuple(self.hosted.values()),
             self.finish.served_by,
         )
 
@@ -263,10 +270,11 @@ class _ModelCall:
                 self.calls.append(call)
             case HostedToolCallChunk(call=hosted):
                 self._output()
+                self.hosted[hosted.id] = hosted
                 self.hosted_events.start(hosted)
             case HostedToolResultChunk(call=hosted):
                 self._output()
-                self.hosted.append(hosted)
+                self.hosted[hosted.id] = hosted
                 self.hosted_events.end(hosted)
             case FinishChunk():
                 self.finish = chunk
@@ -327,9 +335,11 @@ class _ModelCall:
             )
 
 
-def _reason(reason: str, calls: tuple[ToolCall, ...]) -> FinishReason:
+def _reason(reason: str, calls: tuple[ToolCall, ...], hosted: Collection[HostedToolCall]) -> FinishReason:
     if calls and reason not in ("content_filter", "length"):
         return "tool_calls"
+    if hosted and not calls and reason == "tool_calls":  # the provider ran them all itself
+        return "stop"
     return cast("FinishReason", reason) if reason in MODEL_FINISH_REASONS else "other"
 
 

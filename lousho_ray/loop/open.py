@@ -15,6 +15,7 @@ from lousho_ray.context.compaction import CompactionHook
 from lousho_ray.context.memoize import MemoizeHook
 from lousho_ray.definition import AgentDefinition
 from lousho_ray.errors import ConfigurationError, message_of
+from lousho_ray.hosted_tools import HostedTool, unsupported_hosted_tool
 from lousho_ray.loop.budget import NOTHING, Budget, LeadBudget, SessionBudget
 from lousho_ray.loop.emitter import Emitter
 from lousho_ray.loop.hooks import HookChain
@@ -26,7 +27,7 @@ from lousho_ray.options import ModelSettings, merge_settings
 from lousho_ray.ports import GenerateOptions, GenerateResult, Ledger, Limiter, LLMProvider, Reasoning
 from lousho_ray.providers.limited import with_rate_limit
 from lousho_ray.providers.wrapper import can_stream
-from lousho_ray.tools.registry import AnyTool, ToolRegistry, collect_tools
+from lousho_ray.tools.registry import AnyTool, ToolRegistry, check_hosted_names, collect_all_tools
 from lousho_ray.tools.spill import AREA, READ_RESULT, read_result_tool
 from lousho_ray.usage import Spend
 
@@ -115,9 +116,10 @@ async def open_run(
     instructions = await _resolve("instructions", definition.instructions, who, context.abort, "")
     if not isinstance(instructions, str):
         raise _wrong("instructions", instructions, "a str")
-    tools = await _tools(definition, who, extra_tools or {}, context.abort)
+    tools, hosted = await _tools(definition, who, extra_tools or {}, context.abort)
     chosen = await _model(definition, who, None if state is None else state.model, context.abort)
     provider, model = _provider(definition, chosen, context.abort)
+    _check_hosted(provider, hosted)
     limiters = _limiters(definition, context)
     if limiters:
         provider = with_rate_limit(provider, limiters)
@@ -132,6 +134,7 @@ async def open_run(
         agent_name=definition.name,
         provider=provider,
         tools=tools,
+        hosted_tools=hosted,
         budget=Budget(
             context.run_id,
             definition.limits,
@@ -199,12 +202,13 @@ def allowed_steps(definition: AgentDefinition, per_call: int | None) -> int:
 
 async def _tools(
     definition: AgentDefinition, who: ResolverContext, extra: Mapping[str, AnyTool], abort: AbortSignal
-) -> dict[str, AnyTool]:
+) -> tuple[dict[str, AnyTool], tuple[HostedTool, ...]]:
+    hosted = definition.hosted_tools
     if callable(definition.tools):
         found = await _resolve("tools", definition.tools, who, abort, ())
         if not isinstance(found, Sequence | Mapping | ToolRegistry) or isinstance(found, str):
             raise _wrong("tools", found, "a list or mapping of tools")
-        tools = collect_tools(found)
+        tools, hosted = collect_all_tools(found)
     else:
         tools = dict(definition.tools)
     if definition.spill_tool_results:
@@ -213,7 +217,16 @@ async def _tools(
         if name in tools:
             raise ConfigurationError(f"Tool name '{name}' belongs to a feature of the agent; rename your tool.", field="tools")
         tools[name] = tool
-    return tools
+    check_hosted_names(hosted, tools)
+    return tools, hosted
+
+
+def _check_hosted(provider: LLMProvider, hosted: Sequence[HostedTool]) -> None:
+    """Hosted tools must be ones that the provider runs; wrappers ask the first of theirs."""
+    supports: Callable[[str], bool] | None = getattr(provider, "supports_hosted_tool", None)
+    for tool in hosted:
+        if supports is None or not supports(tool.type):
+            raise unsupported_hosted_tool(provider.name, tool)
 
 
 async def _model(definition: AgentDefinition, who: ResolverContext, saved: str | None, abort: AbortSignal) -> str | None:
@@ -231,6 +244,9 @@ class _Unreached:
 
     name = "none"
     default_model: str | None = None
+
+    def supports_hosted_tool(self, type: str) -> bool:
+        return True
 
     async def generate(self, options: GenerateOptions, /) -> GenerateResult:
         raise Aborted(AbortReason.of(None))

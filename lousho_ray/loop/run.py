@@ -157,7 +157,7 @@ async def _book(state: RunState, deps: RunDeps, request: GenerateOptions, reply:
     if reply.reasoning:
         state.reasoning.append(reply.reasoning)
     reply.tool_calls = _unique(reply.tool_calls, state)
-    if reply.tool_calls or reply.text.strip():  # servers refuse a conversation that holds an empty turn
+    if not reply.empty:  # servers refuse a conversation with an empty turn; one of hosted calls alone is kept and never sent
         state.messages.append(reply.message())
     if reply.text:
         deps.emitter.emit(TextDone, text=reply.text)

@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from lousho_ray.cancellation import AbortSignal
 from lousho_ray.clock import SYSTEM_CLOCK, Clock
+from lousho_ray.hosted_tools import HostedTool
 from lousho_ray.loop.budget import Budget
 from lousho_ray.loop.emitter import Emitter
 from lousho_ray.loop.hooks import HookChain
@@ -70,6 +71,7 @@ class RunDeps:
     abort: AbortSignal
     inbox: Inbox = field(default_factory=Inbox)
     model: str | None = None
+    hosted_tools: tuple[HostedTool, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     reasoning: Reasoning | None = None
     output: OutputContract | None = None

@@ -148,6 +148,7 @@ class AnthropicProvider(HTTPProvider):
         return [str(model["id"]) for model in body.get("data") or ()]
 
     def _request(self, options: GenerateOptions) -> tuple[str, MessagesRequest]:
+        self.check_hosted(options)
         model = options.model or self.default_model or ""
         files = FileRule(self.accepts_file_parts, self.unsupported_files == "note")
         info = get_model_info(f"anthropic/{model}")

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from lousho_ray.errors import ConfigurationError
+from lousho_ray.hosted_tools import HostedTool, unsupported_hosted_tool
 from lousho_ray.messages import Message, ReasoningBlock
 from lousho_ray.ports import GenerateOptions, ToolDefinition
 from lousho_ray.providers.anthropic_parts import FileRule, encode_block, text_block, user_blocks
@@ -136,15 +136,10 @@ def encode_tool(tool: ToolDefinition) -> str:
 
 
 def _encode_hosted(tool: Any) -> str:
-    raw = tool if isinstance(tool, Mapping) else getattr(tool, "raw", None)
-    if isinstance(raw, Mapping):
-        return encode_block(raw)
-    raise ConfigurationError(
-        f"Anthropic does not run the hosted tool {getattr(tool, 'name', tool)!r}; give it as Anthropic documents it with"
-        " hosted_tool(name, raw).",
-        code="LOUSHO_HOSTED_TOOL_UNSUPPORTED",
-        field="hosted_tools",
-    )
+    raw = tool.raw if isinstance(tool, HostedTool) else tool
+    if not isinstance(raw, Mapping):
+        raise unsupported_hosted_tool(PROVIDER, tool)
+    return encode_block(raw)
 
 
 # -------------------------------------------------------------------------------------------------------------------- settings

@@ -20,6 +20,8 @@ from typing import Any, ClassVar, Literal, TypeVar
 from urllib.parse import parse_qsl, unquote, unquote_plus, urlsplit, urlunsplit
 
 from lousho_ray.errors import ConfigurationError, LLMProviderError, MissingDependencyError, OperationTimeoutError, suggest
+from lousho_ray.hosted_tools import type_of, unsupported_hosted_tool
+from lousho_ray.ports import GenerateOptions
 from lousho_ray.providers.event_reader import EventReader
 from lousho_ray.providers.failures import scrub
 from lousho_ray.providers.prices import read_table, table_was_read
@@ -160,6 +162,12 @@ class HTTPProvider:
 
     def supports_hosted_tool(self, type: str) -> bool:
         return False
+
+    def check_hosted(self, options: GenerateOptions) -> None:
+        """Raises `ConfigurationError` (`LOUSHO_HOSTED_TOOL_UNSUPPORTED`) for a hosted tool that this provider does not run."""
+        for tool in options.hosted_tools:
+            if not self.supports_hosted_tool(type_of(tool)):
+                raise unsupported_hosted_tool(self.name, tool)
 
     # --------------------------------------------------------------------------------------------------------- the client
 

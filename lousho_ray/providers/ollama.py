@@ -131,6 +131,7 @@ class OllamaProvider(HTTPProvider):
         return [str(model["name"]) for model in fields.get("models") or ()]
 
     def _body(self, options: GenerateOptions, model: str, *, stream: bool) -> bytes:
+        self.check_hosted(options)
         files, window = self.unsupported_files, self.context_window
         body = chat_request(options, model, self.warn, stream=stream, files=files, context_window=window)
         self.log_body("request", body)

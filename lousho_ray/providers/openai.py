@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 from urllib.parse import urlsplit
 
-from lousho_ray.errors import ConfigurationError
+from lousho_ray.hosted_tools import HostedToolType
 from lousho_ray.ports import GenerateOptions
 from lousho_ray.providers.openai_chat import ChatDialect, chat_request, chat_result
 from lousho_ray.providers.openai_chat_stream import ChatStream
@@ -68,7 +68,7 @@ class OpenAIProvider(OpenAIClientProvider):
 
     def supports_hosted_tool(self, type: str) -> bool:
         """The Responses API runs web search, code interpreter, file search and any tool given raw."""
-        return self.api == "responses" or (self.api == "auto" and self.is_vendor)
+        return type in get_args(HostedToolType) and (self.api == "responses" or (self.api == "auto" and self.is_vendor))
 
     def uses_responses(self, options: GenerateOptions) -> bool:
         """Which of the two APIs a call goes to."""
@@ -92,13 +92,6 @@ class OpenAIProvider(OpenAIClientProvider):
             files: Literal["send", "note", "error"] = "send" if self.accepts_file_parts else self.unsupported_files
             body = responses_request(options, model, files, self.warn, stream=stream, extra=extra, dropped=dropped)
             return Call("/responses", body, responses_result, ResponsesStream)
-        if options.hosted_tools:
-            raise ConfigurationError(
-                "openai runs hosted tools only through its Responses API, and this call goes to Chat Completions"
-                f" (api={self.api!r}).",
-                code="LOUSHO_HOSTED_TOOL_UNSUPPORTED",
-                field="hosted_tools",
-            )
         extra = {} if reasoning is None else {"reasoning_effort": reasoning.effort}
         body = chat_request(options, model, self._dialect(), self.warn, stream=stream, extra=extra, dropped=dropped)
         return Call("/chat/completions", body, chat_result, ChatStream)

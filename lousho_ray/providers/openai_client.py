@@ -124,6 +124,7 @@ class OpenAIClientProvider(HTTPProvider):
     async def generate(self, options: GenerateOptions, /) -> GenerateResult:
         """One model turn. Raises the client's own errors, `ProviderReplyError`s and `OperationTimeoutError`; see `failures`."""
         model = self.model_for(options)
+        self.check_hosted(options)
         call = self.call(options, model, stream=False)
         client = await self.client()
         self.log_body("request", call.body)
@@ -139,6 +140,7 @@ class OpenAIClientProvider(HTTPProvider):
     async def stream(self, options: GenerateOptions, /) -> AsyncGenerator[Chunk, None]:
         """One model turn, streamed. Closing the iterator early closes the connection."""
         model = self.model_for(options)
+        self.check_hosted(options)
         call = self.call(options, model, stream=True)
         client = await self.client()
         self.log_body("request", call.body)

@@ -14,6 +14,7 @@ from lousho_ray.ports import GenerateOptions, GenerateResult, HostedToolCall, To
 from lousho_ray.providers import json_fields as fields
 from lousho_ray.providers.failures import MalformedReplyError, error_body
 from lousho_ray.providers.openai_chat import model_of, object_schema
+from lousho_ray.providers.openai_hosted import hosted_wire, included
 from lousho_ray.providers.transcript import (
     Warn,
     arguments_object,
@@ -69,7 +70,11 @@ def responses_request(
     body = [encode_json(_head(options, model, system, stream, extra, dropped, warn))[:-1].encode()]
     body += [b',"input":[', b",".join(pieces), b"]"]
     tools = [_encoded_tool(tool) for tool in options.tools]
-    tools += [encode_json_sorted(hosted_tool(tool)).encode() for tool in options.hosted_tools]
+    if options.hosted_tools:
+        hosted = [hosted_wire(tool, warn) for tool in options.hosted_tools]
+        tools += [encode_json_sorted(tool).encode() for tool in hosted]
+        if wanted := included(hosted):
+            body += [b',"include":', encode_json(wanted).encode()]
     if tools:
         body += [b',"tools":[', b",".join(tools), b"]"]
     body.append(b"}")
@@ -168,11 +173,6 @@ def function_tool(tool: ToolDefinition) -> dict[str, Any]:
     """The wire form of a tool definition. The API's own default is strict mode, which refuses optional properties."""
     description, parameters = clean_text(tool.description), object_schema(tool.parameters)
     return {"type": "function", "name": tool.name, "description": description, "parameters": parameters, "strict": False}
-
-
-def hosted_tool(tool: Any) -> dict[str, Any]:
-    """The raw definition of a tool that the provider runs: a mapping, or a descriptor that holds one in `raw`."""
-    return dict(tool if isinstance(tool, Mapping) else tool.raw)
 
 
 # ----------------------------------------------------------------------------------------------------------------- replies

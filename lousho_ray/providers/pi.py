@@ -77,13 +77,7 @@ class PiProvider(HTTPProvider):
                 await close()
 
     def _route(self, options: GenerateOptions) -> tuple[str, str]:
-        if options.hosted_tools:
-            names = ", ".join(str(getattr(tool, "name", tool)) for tool in options.hosted_tools)
-            raise ConfigurationError(
-                f"Pi has no hosted tools ({names}); use the vendor's own provider, such as openai/<model>, for them.",
-                code="LOUSHO_HOSTED_TOOL_UNSUPPORTED",
-                field="tools",
-            )
+        self.check_hosted(options)
         name, model = _split((options.model or self.default_model or "").removeprefix("pi/"))
         self._check_model(name, model)
         return name, model

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from lousho_ray.hosted_tools import HostedTool, code_interpreter, file_search, hosted_tool, web_search
 from lousho_ray.tools.attributes import invalid
 from lousho_ray.tools.results import ErrorResult, error_result
 from lousho_ray.tools.tool import Tool, is_unbound_method, tool
 
 AnyTool: TypeAlias = Tool[..., Any]
+
+_CONSTRUCTORS = (web_search, code_interpreter, file_search, hosted_tool)
 
 MAX_LISTED = 50
 """How many names an unknown tool's error lists."""
@@ -21,12 +24,40 @@ def collect_tools(spec: Any) -> dict[str, AnyTool]:
     A plain function in a list is made a tool.
 
     Raises:
-        ConfigurationError: `LOUSHO_CONFIG_INVALID` for two tools of one name, naming both, and for what is no tool.
+        ConfigurationError: `LOUSHO_CONFIG_INVALID` for two tools of one name, naming both, for a hosted tool, and for what is no
+            tool.
+    """
+    tools, hosted = collect_all_tools(spec)
+    for item in hosted:
+        raise invalid(f"{item.name!r} is a hosted tool: it has nothing to run, so give it to create_agent(tools=) itself.", "tools")
+    return tools
+
+
+def collect_all_tools(spec: Any) -> tuple[dict[str, AnyTool], tuple[HostedTool, ...]]:
+    """What `collect_tools` finds, and the hosted tools among them.
+
+    Raises:
+        ConfigurationError: `LOUSHO_CONFIG_INVALID` as `collect_tools`, and for a hosted tool whose name is taken.
     """
     collected: dict[str, AnyTool] = {}
+    hosted: dict[str, HostedTool] = {}
     for item in _walk(spec, "tools"):
-        add_tool(collected, item)
-    return collected
+        if isinstance(item, HostedTool):
+            if item.name in hosted:
+                raise invalid(f"Two hosted tools are called {item.name!r}: keep one of them.", "tools")
+            hosted[item.name] = item
+        else:
+            add_tool(collected, item)
+    check_hosted_names(hosted.values(), collected)
+    return collected, tuple(hosted.values())
+
+
+def check_hosted_names(hosted: Iterable[HostedTool], tools: Mapping[str, AnyTool]) -> None:
+    """Raises `ConfigurationError` (`LOUSHO_CONFIG_INVALID`) when a hosted tool and another tool have one name."""
+    for item in hosted:
+        if item.name in tools:
+            other = _shown(tools[item.name])
+            raise invalid(f"The hosted tool {item.name!r} and the tool {other} have one name. Rename your tool.", "tools")
 
 
 def add_tool(collected: dict[str, AnyTool], item: AnyTool) -> None:
@@ -55,25 +86,38 @@ def not_found(tools: Mapping[str, AnyTool], name: str) -> ErrorResult:
     return error_result(shown, "not-found", f"There is no tool {shown!r}. {known}")
 
 
-def _walk(spec: Any, place: str) -> Iterator[AnyTool]:
+def _walk(spec: Any, place: str) -> Iterator[AnyTool | HostedTool]:
     if spec is None:
         return
-    if isinstance(spec, Tool):
+    if isinstance(spec, HostedTool):
+        yield spec
+    elif isinstance(spec, Tool):
         yield _bound(spec)
     elif isinstance(spec, Mapping):
         for name, item in spec.items():
-            if not isinstance(item, Tool) and not callable(item):
+            if not isinstance(item, Tool | HostedTool) and not callable(item):
                 raise _no_tool(item, f"{place}[{name!r}]")
-            yield from (found.with_name(name) for found in _walk(item, f"{place}[{name!r}]"))
+            yield from (_named(found, name) for found in _walk(item, f"{place}[{name!r}]"))
     elif isinstance(spec, ToolRegistry):
         yield from spec.list()
     elif isinstance(spec, Sequence) and not isinstance(spec, str | bytes):
         for index, item in enumerate(spec):
             yield from _walk(item, f"{place}[{index}]")
     elif callable(spec) and not isinstance(spec, type):
+        if any(spec is constructor for constructor in _CONSTRUCTORS):
+            name = spec.__name__
+            raise invalid(f"{place} is the function {name}: call it, as in `tools=[{name}(...)]`.", "tools")
         yield tool(spec)
     else:
         raise _no_tool(spec, place)
+
+
+def _named(item: AnyTool | HostedTool, name: str) -> AnyTool | HostedTool:
+    if not isinstance(item, HostedTool):
+        return item.with_name(name)
+    if item.name != name:
+        raise invalid(f"The hosted tool {item.name!r} stands under the key {name!r}: its provider knows no other name.", "tools")
+    return item
 
 
 def _bound(item: AnyTool) -> AnyTool:

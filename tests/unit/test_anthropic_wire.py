@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import json
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lousho_ray.errors import ConfigurationError
+from lousho_ray.hosted_tools import code_interpreter, hosted_tool
 from lousho_ray.messages import (
     FilePart,
     ImagePart,
@@ -291,17 +292,12 @@ def test_tools_carry_a_typed_schema_and_equal_tools_the_same_bytes() -> None:
     ]
 
 
-class Hosted(NamedTuple):
-    name: str
-    raw: dict[str, Any] | None = None
-
-
 def test_hosted_tools_are_sent_as_they_are_given_and_others_refused() -> None:
     # PRV-D11
     raw = {"type": "web_search_20250305", "name": "web_search"}
-    assert body(user("Q"), hosted_tools=(Hosted("web_search", raw),))["tools"] == [raw]
+    assert body(user("Q"), hosted_tools=(hosted_tool("search", raw),))["tools"] == [raw]
     with pytest.raises(ConfigurationError, match="code_interpreter") as caught:
-        body(user("Q"), hosted_tools=(Hosted("code_interpreter"),))
+        body(user("Q"), hosted_tools=(code_interpreter(),))
     assert caught.value.code == "LOUSHO_HOSTED_TOOL_UNSUPPORTED"
 
 

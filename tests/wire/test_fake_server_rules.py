@@ -362,6 +362,9 @@ ROWS: list[tuple[Api, str, Change, Change]] = [
     (RESPONSES, "tool-strict", {"tools.0.strict": DROP}, {"tools.0.strict": False}),
     (RESPONSES, "tool-name", {"tools.0.name": "a b"}, {"tools.0.name": "a_b"}),
     (RESPONSES, "tool-unique", {"tools": [flat_tool(), flat_tool()]}, {"tools": [flat_tool(), {"type": "web_search"}]}),
+    (RESPONSES, "unknown-key", {"tools": [{"type": "web_search", "max_uses": 1}]}, {"tools": [{"type": "web_search"}]}),
+    (RESPONSES, "shape", {"tools": [{"type": "code_interpreter"}]}, {"tools": [{"type": "code_interpreter", "container": "c"}]}),
+    (RESPONSES, "shape", {"include": ["web_search_call.pages"]}, {"include": ["web_search_call.action.sources"]}),
     (RESPONSES, "schema-object", {"tools.0.parameters": {}}, {"tools.0.parameters": {"type": "object"}}),
     (RESPONSES, "schema-strict", {"tools.0.strict": True}, {"tools.0": flat_tool(parameters=STRICT_SCHEMA, strict=True)}),
     # ----------------------------------------------------------------------------------------- responses: items

@@ -42,7 +42,20 @@ from lousho_ray.testing.fake_server.schema_rules import check_object_schema, che
 MAX_CALL_ID_CHARS = 64
 MIN_OUTPUT_TOKENS = 16
 
+_INCLUDABLE = words(
+    "file_search_call.results web_search_call.results web_search_call.action.sources message.input_image.image_url "
+    "computer_call_output.output.image_url code_interpreter_call.outputs reasoning.encrypted_content message.output_text.logprobs"
+)
+
+
+def _included(value: Any, where: str) -> Any:
+    for index, wanted in enumerate(a_list(value, where)):
+        one_of(wanted, f"{where}.{index}", _INCLUDABLE)
+    return value
+
+
 _KEYS: dict[str, Check] = {
+    "include": _included,
     "model": lambda value, where: a_text(value, where, non_empty=True),
     "instructions": a_text,
     "temperature": number(0, 2),
@@ -61,7 +74,7 @@ _KEYS: dict[str, Check] = {
     "stream_options": lambda value, where: an_object(value, where, keys={"include_obfuscation"}),
     **dict.fromkeys(
         words(
-            "input tools tool_choice include context_management conversation moderation prompt prompt_cache_key "
+            "input tools tool_choice context_management conversation moderation prompt prompt_cache_key "
             "prompt_cache_options prompt_cache_retention safety_identifier service_tier truncation user"
         ),
         anything,
@@ -71,6 +84,12 @@ _HOSTED_TOOLS = words(
     "web_search web_search_preview file_search code_interpreter image_generation mcp computer_use_preview computer "
     "local_shell shell apply_patch custom"
 )
+_HOSTED_KEYS: dict[str, tuple[frozenset[str], tuple[str, ...]]] = {
+    "web_search": (words("type filters search_context_size user_location external_web_access"), ()),
+    "file_search": (words("type vector_store_ids filters max_num_results ranking_options"), ("vector_store_ids",)),
+    "code_interpreter": (words("type container allowed_callers"), ("container",)),
+}
+"""The keys of hosted tools: all, and those that are required."""
 _USER_PARTS: dict[str, str | None] = {"input_text": "text", "input_image": None, "input_file": None}
 _ASSISTANT_PARTS: dict[str, str | None] = {"output_text": "text", "refusal": "refusal"}
 _OTHER_ITEMS = words(
@@ -111,6 +130,9 @@ def check_tools(checked: Checked) -> None:
 def _check_tool(tool: Any, where: str) -> str | None:
     kind = one_of(an_object(tool, where, required=("type",))["type"], f"{where}.type", {"function", *_HOSTED_TOOLS})
     if kind != "function":
+        if kind in _HOSTED_KEYS:
+            keys, required = _HOSTED_KEYS[kind]
+            an_object(tool, where, keys=keys, required=required)
         return None
     need("function" not in tool, "tool-flat", f"Unknown parameter: '{where}.function'; a function is defined flat, beside 'type'")
     an_object(tool, where, keys={"type", "name", "description", "parameters", "strict"}, required=("name", "parameters"))
