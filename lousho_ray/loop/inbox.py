@@ -67,7 +67,7 @@ class Inbox:
 
     @property
     def steered(self) -> bool:
-        """Whether a steer came since the last `take()`: calls of the batch that have not started are then skipped."""
+        """Whether a steer came since the calls of the last reply began: those that have not started are then skipped."""
         return self._steered
 
     @property
@@ -121,6 +121,10 @@ class Inbox:
     def unwatch(self) -> None:
         """The model call put something out, or ended."""
         self._call = None
+
+    def tools_begin(self) -> None:
+        """A reply is in and its calls are about to start. A steer that came while it was written only waits for their results."""
+        self._steered = False
 
     def take(self) -> list[QueuedInput]:
         """Everything that waits, in order. The caller puts it into the transcript and calls `applied()`."""

@@ -235,6 +235,7 @@ def _out_of_steps(stop: Finish) -> bool:
 
 
 async def _run_tools(state: RunState, deps: RunDeps, reply: Reply, entry: StepUsage, spend: Spend) -> StepOutcome:
+    deps.inbox.tools_begin()
     breach = await deps.budget.after_tools_asked(f"step-{state.steps}", spend, state.usage.spend)
     if breach is not None:
         cancel_calls(reply.tool_calls, state, f"The call was cancelled before it ran: the {breach.limit} limit is reached.")

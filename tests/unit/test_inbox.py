@@ -233,6 +233,19 @@ async def test_a_steer_after_output_waits(output: list[Any]) -> None:
     check_transcript(result.messages)
 
 
+async def test_a_steer_after_output_leaves_the_calls_of_that_reply_alone() -> None:
+    # SES-40: it waits like enqueue()
+    go, log = asyncio.Event(), list[str]()
+    provider = ScriptedStream([TextChunk("Wait"), go, *want("look", "look")], say("Two"))
+    run = create_agent(provider=provider, tools=[plain("look", log=log)]).stream("Hi")
+    await provider.reached(0, 1).wait()
+    run.steer("Rather this")
+    go.set()
+    result = await run.result
+    assert log == ["look", "look"]
+    assert shape(result.messages)[-4:] == ["tool:look", "tool:look", "user:Rather this", "assistant:Two"]
+
+
 async def test_a_steer_while_tools_run_skips_those_that_have_not_started() -> None:
     # SES-41, RUN-45
     slow, log = Gate("slow"), list[str]()
