@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import Any
@@ -49,8 +50,14 @@ class Moment:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.requests: list[list[str]] = []
         self.reached = asyncio.Event()
         self.go = asyncio.Event()
+
+    async def asked(self, told: list[str]) -> int:
+        """Notes what the model is asked; the number of its calls so far."""
+        self.requests.append(told)
+        return len(self.requests)
 
     async def here(self, name: str) -> None:
         if name == self.name and not self.reached.is_set():
@@ -64,9 +71,8 @@ class Model:
     name = "matrix"
     default_model: str | None = "matrix-1"
 
-    def __init__(self, moment: Moment) -> None:
+    def __init__(self, moment: Any) -> None:
         self.moment = moment
-        self.requests: list[list[str]] = []
         self.paused = moment.name.startswith("while paused")
 
     async def generate(self, options: GenerateOptions, /) -> GenerateResult:
@@ -77,8 +83,8 @@ class Model:
 
     async def stream(self, options: GenerateOptions, /) -> AsyncGenerator[Chunk, None]:
         told = shape(options.messages)[1:]
-        self.requests.append(told)
-        if (told[-1] == "user:b" and "assistant:Done" in told) or (self.paused and len(self.requests) > 1):
+        count = await self.moment.asked(told)
+        if (told[-1] == "user:b" and "assistant:Done" in told) or (self.paused and count > 1):
             yield TextChunk("B")
         elif any(line.startswith("tool:") for line in told):
             yield TextChunk("Do")
@@ -109,6 +115,21 @@ class Sessions(MemorySessionStore):
         await super().save(id, messages, **fence)
 
 
+def tools_of(moment: Any) -> list[Any]:
+    async def first(args: Any) -> str:
+        await moment.here("while tools run")
+        return "done"
+
+    async def pay(args: Any) -> str:
+        raise AssertionError("nobody approved it")
+
+    return [
+        define_tool(name="first", description="First.", execute=first),
+        define_tool(name="pay", description="Pays.", execute=pay, needs_approval=True),
+        plain("second"),
+    ]
+
+
 class Cell:
     """An agent whose turns are held up at a moment."""
 
@@ -119,20 +140,9 @@ class Cell:
         parts = {"sessions": Sessions(self.moment), "checkpoints": None, "approvals": durable.approvals}
         if moment == "while paused, durable":
             parts["checkpoints"] = durable.checkpoints
-        store = type("Store", (), parts)()
+        store: Any = type("Store", (), parts)()
 
-        async def first(args: Any) -> str:
-            await self.moment.here("while tools run")
-            return "done"
-
-        async def pay(args: Any) -> str:
-            raise AssertionError("nobody approved it")
-
-        tools = [
-            define_tool(name="first", description="First.", execute=first),
-            define_tool(name="pay", description="Pays.", execute=pay, needs_approval=True),
-            plain("second"),
-        ]
+        tools = tools_of(self.moment)
         self.agent = create_agent(provider=self.model, tools=tools, store=store, tool_concurrency=1, runtime="local")
         checks = Budget.before_call
 
@@ -174,24 +184,25 @@ async def test_a_cell(moment: str, policy: str, started: str, call: str, outcome
     first, second = await asyncio.gather(running, late, return_exceptions=True)
     saved = await cell.agent.session("s").load()
     check_transcript(saved)
-    assert seen(cell, first, second, shape(saved)) == outcome
+    assert seen(cell.moment.requests, first, second, shape(saved)) == outcome
+    assert (second is first) is (outcome not in ("own turn", "refused"))  # SES-29
 
 
-def seen(cell: Cell, first: Any, second: Any, saved: list[str]) -> str:
+def seen(requests: list[list[str]], first: Any, second: Any, saved: list[str]) -> str:
     """What came of the call, by what the model was asked and what was saved."""
     if isinstance(second, SessionAwaitingApprovalError):
-        assert len(cell.model.requests) == 1
+        assert len(requests) == 1
         return "refused"
     calls, results = "assistant:Wait.+first,second", ["tool:first", "tool:second"]
-    if second is not first:
-        turn = ["user:a"] if cell.model.paused else ["user:a", calls, *results, "assistant:Done"]
+    if second.run_id != first.run_id:
+        turn = ["user:a"] if first.finish_reason == "awaiting-approval" else ["user:a", calls, *results, "assistant:Done"]
         assert saved == [*turn, "user:b", "assistant:B"]
-        assert cell.model.requests[-1] == saved[:-1]
+        assert requests[-1] == saved[:-1]
         return "own turn"
     assert "user:b" in saved
-    again = any(after == [*before, "user:b"] for before, after in zip(cell.model.requests, cell.model.requests[1:], strict=False))
+    again = any(after == [*before, "user:b"] for before, after in itertools.pairwise(requests))
     if again:
-        assert second.steps == len(cell.model.requests)
+        assert second.steps == len(requests)
         return "call again"
     if saved[-3:] == ["assistant:Done", "user:b", "assistant:B"]:
         return "one more step"
@@ -235,4 +246,4 @@ async def test_the_last_turn_in_line_is_joined(monkeypatch: pytest.MonkeyPatch) 
     results = await asyncio.gather(running, waiting, joined)
     assert results[2] is results[1]
     assert results[2] is not results[0]
-    assert cell.model.requests[-1][-2:] == ["user:x", "user:b"]
+    assert cell.moment.requests[-1][-2:] == ["user:x", "user:b"]
