@@ -25,6 +25,7 @@ from lousho_ray.loop.state import Decision, Pauses, ResolvedApproval, RunDeps, R
 from lousho_ray.messages import Message, system
 from lousho_ray.options import ModelSettings, merge_settings
 from lousho_ray.ports import GenerateOptions, GenerateResult, Ledger, Limiter, LLMProvider, Reasoning
+from lousho_ray.providers.interception import intercepted, replays
 from lousho_ray.providers.limited import with_rate_limit
 from lousho_ray.providers.wrapper import can_stream
 from lousho_ray.tools.registry import AnyTool, ToolRegistry, check_hosted_names, collect_all_tools
@@ -119,8 +120,10 @@ async def open_run(
     tools, hosted = await _tools(definition, who, extra_tools or {}, context.abort)
     chosen = await _model(definition, who, None if state is None else state.model, context.abort)
     provider, model = _provider(definition, chosen, context.abort)
-    _check_hosted(provider, hosted)
-    limiters = _limiters(definition, context)
+    provider = intercepted(provider)
+    if not replays(provider):
+        _check_hosted(provider, hosted)
+    limiters = [] if replays(provider) else _limiters(definition, context)
     if limiters:
         provider = with_rate_limit(provider, limiters)
     output_block = _output_block(definition, provider, model)

@@ -15,6 +15,7 @@ from lousho_ray.loop.state import RunDeps, RunState
 from lousho_ray.messages import Message, assistant
 from lousho_ray.ports import GenerateOptions, GenerateResult, LLMProvider
 from lousho_ray.providers.failures import to_provider_error
+from lousho_ray.providers.interception import intercepted
 from lousho_ray.providers.limited import with_rate_limit
 from lousho_ray.providers.metering import meter
 from lousho_ray.usage import StepUsage
@@ -93,7 +94,8 @@ async def side_call(
         Aborted: The run was stopped.
         CompactedLLMProviderError: The call failed.
     """
-    limited = with_rate_limit(provider, deps.limiters) if deps.limiters else provider
+    asked = provider if provider is deps.provider else intercepted(provider)
+    limited = with_rate_limit(asked, deps.limiters) if deps.limiters else asked
     try:
         result = await deps.abort.guard(limited.generate(replace(request, abort=deps.abort)))
     except Exception as error:

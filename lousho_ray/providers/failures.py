@@ -144,6 +144,16 @@ def classify(exc: BaseException, *, now: float | None = None) -> Failure:
     return _judge_raw(exc, now)
 
 
+def is_quota_exhausted(exc: BaseException) -> bool:
+    """Whether an account has no credit or quota left, so that every further call would fail the same way."""
+    for error in _chain(exc):
+        found = error_object(getattr(error, "body", None))
+        marks = {str(found[key]).lower() for key in ("code", "type", "status") if found.get(key) not in (None, "")}
+        if marks & _QUOTA or _status(error, found) == 402:
+            return True
+    return False
+
+
 def _judge_compacted(exc: CompactedLLMProviderError) -> Failure:
     compacted = exc.compacted
     status = compacted.status

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import os
 import re
 import shutil
@@ -331,7 +332,8 @@ def normal(requirement: str) -> str:
 
 def test_every_dependency_is_imported_and_every_import_is_a_dependency() -> None:
     project = PROJECT["project"]
-    declared = {normal(item) for item in (*project["dependencies"], *project["optional-dependencies"]["s3"])}
+    extras = (project["optional-dependencies"][name] for name in ("s3", "parquet"))
+    declared = {normal(item) for item in itertools.chain(project["dependencies"], *extras)}
     assert distributions(imported(python_files(ROOT / "lousho_ray"))) == declared
 
 

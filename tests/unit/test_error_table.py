@@ -16,9 +16,10 @@ import pydantic
 import pytest
 
 import lousho_ray
-from lousho_ray import error_codes, errors
+from lousho_ray import error_codes, errors, evals
 from lousho_ray.create import create_agent
 from lousho_ray.errors import ERROR_CODES, LoushoError
+from lousho_ray.evals.definition import collecting
 from lousho_ray.events import event_from_dict
 from lousho_ray.messages import FilePart, user
 from lousho_ray.ports import GenerateOptions
@@ -196,6 +197,11 @@ async def script_left_over() -> None:
     mock_model(["one", "two"]).assert_exhausted()
 
 
+def eval_of_nobody() -> None:
+    with collecting(Path("some.eval.py")):
+        evals.define_eval(name="lonely", test=print)
+
+
 async def incomplete() -> None:
     result = await agent_of(calls("a"), tools=[plain("a")], max_steps=1).send("Hi")
     result.raise_if_incomplete()
@@ -326,6 +332,8 @@ ROWS = [
     ),
     Row("LOUSHO_RUN_ALREADY_ITERATED", LoushoError, iterated_twice, "run"),
     Row("LOUSHO_STORAGE_FAILED", errors.StorageError, closed_store, "memory_store()"),
+    Row("LOUSHO_EVALS_INVALID", LoushoError, lambda: evals.define_eval(name="a", test=print), "lousho eval"),
+    Row("LOUSHO_CONFIG_MISSING_AGENT", Cfg, eval_of_nobody, "'lonely'", {"field": "agent"}),
     Row("LOUSHO_TEST_FAILED", errors.TestFailedError, script_left_over, "2 scripted turns"),
     Row("LOUSHO_GENERIC_ERROR", LoushoError, lambda: _raise(LoushoError("Odd thing happened.")), "Odd"),
     Row("LOUSHO_AGENT_EXECUTION_FAILED", errors.AgentExecutionError, incomplete, "'max-steps'", {"agent_id": "agent"}),
@@ -347,7 +355,7 @@ ROWS = [
 ]
 
 LATER = {
-    "chapter 10 (the executor)": ("CONFIG_MISSING_AGENT", "APPROVAL_STORE_MISSING"),
+    "chapter 10 (the executor)": ("APPROVAL_STORE_MISSING",),
     "chapters 12 and 14 (sessions of principals)": (
         *("SESSION_STREAM_UNSUPPORTED", "SESSION_FORK_UNSUPPORTED", "SESSION_FORBIDDEN"),
         "APPROVAL_CONFLICT",
@@ -356,7 +364,7 @@ LATER = {
         *("SUBAGENT_TASK_NOT_FOUND", "SUBAGENT_TASK_BUSY", "REMOTE_UNAUTHORIZED", "REMOTE_REQUEST_FAILED"),
     ),
     "chapter 23 (flows)": ("FLOW_INVALID", "FLOW_TOOL_DENIED", "FLOW_EXECUTION_FAILED"),
-    "chapter 24 (evals and cassettes)": ("EVALS_INVALID", "CASSETTE_INVALID"),
+    "chapter 24 (cassettes)": ("CASSETTE_INVALID",),
     "chapter 25 (guardrails)": ("GUARDRAIL_TRIPPED",),
     "chapter 27 (memory and skills)": ("MEMORY_INVALID", "SKILL_INVALID"),
     "chapter 29 (schedules and triggers)": ("SCHEDULE_INVALID", "TRIGGER_INVALID"),

@@ -1,0 +1,141 @@
+"""`lousho eval`: its options, and what happens around a suite."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import shlex
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lousho_ray.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from lousho_ray.evals.suite import Outcome, SuiteOptions
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command("eval", no_args_is_help=False)(eval_command)
+
+
+def eval_command(
+    patterns: Annotated[
+        list[str] | None, typer.Argument(help="Files, folders or globs; default **/*.eval.py and **/*_eval.py.")
+    ] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="Run evals with this tag; may repeat, or hold several with commas.")] = None,
+    judge: Annotated[bool, typer.Option("--judge", help="Run the files that grade with a model, and only them.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Soft failures fail the run.")] = False,
+    concurrency: Annotated[int | None, typer.Option(help="Cases that run at once.", min=1)] = None,
+    requests_per_minute: Annotated[float | None, typer.Option(help="Model calls of the whole suite in a minute.")] = None,
+    tokens_per_minute: Annotated[float | None, typer.Option(help="Tokens of the whole suite in a minute.")] = None,
+    max_concurrent: Annotated[int | None, typer.Option(help="Model calls of the whole suite at once.")] = None,
+    max_cost_usd: Annotated[float | None, typer.Option(help="Halt the suite once it has cost this much.")] = None,
+    timeout: Annotated[float | None, typer.Option(help="Milliseconds a case may take.")] = None,
+    results: Annotated[Path | None, typer.Option(help="Append results to this JSON-lines file and continue what is in it.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Run cases again that have results already.")] = False,
+    json: Annotated[Path | None, typer.Option(help="Write a JSON report.")] = None,
+) -> int:
+    """Runs evals. The same command again runs only what is missing or could not be finished."""
+    from lousho_ray.evals.results import RESULTS_VARIABLE
+    from lousho_ray.evals.suite import SuiteOptions
+
+    named = os.environ.get(RESULTS_VARIABLE, "").strip()
+    options = SuiteOptions(
+        root=Path.cwd(),
+        patterns=tuple(patterns or ()),
+        tags=tuple(part.strip() for item in tag or () for part in item.split(",") if part.strip()),
+        judge=judge,
+        strict=strict,
+        results=results or (Path(named) if named else None),
+        fresh=fresh,
+        concurrency=concurrency or 1,
+        limits=_limits(requests_per_minute, tokens_per_minute, max_concurrent),
+        max_cost_usd=_positive(max_cost_usd, "--max-cost-usd"),
+        timeout_ms=_positive(timeout, "--timeout"),
+    )
+    return run_eval(options, {"json": json})
+
+
+def run_eval(options: SuiteOptions, reports: dict[str, Path | None]) -> int:
+    """Runs a suite with its progress and reports on the terminal; the exit code.
+
+    Ctrl-C cancels what runs, waits for it, writes the reports and gives 130.
+    """
+    from rich.console import Console
+
+    from lousho_ray.evals.judges import ALLOW_VARIABLE
+    from lousho_ray.evals.reports import check_writable, print_summary, write_report
+
+    wanted = {kind: path for kind, path in reports.items() if path is not None}
+    for path in wanted.values():
+        check_writable(path)
+    if str(options.root) not in sys.path:
+        sys.path.insert(0, str(options.root))  # as `python -m` has it: eval files import the project's own modules
+    if options.judge:
+        os.environ[ALLOW_VARIABLE] = "1"
+    console = Console(soft_wrap=True)
+    try:
+        outcome = asyncio.run(_run(options, console))
+    finally:
+        if options.judge:
+            os.environ.pop(ALLOW_VARIABLE, None)
+    for kind, path in wanted.items():
+        write_report(kind, outcome.summary, path)
+    print_summary(outcome.summary, console)
+    _say_what_is_left(outcome, console)
+    return outcome.exit_code
+
+
+async def _run(options: SuiteOptions, console: Console) -> Outcome:
+    from lousho_ray.evals.suite import Suite
+
+    suite = Suite(options, console)
+    loop = asyncio.get_running_loop()
+    with suppress(ValueError, RuntimeError, NotImplementedError):  # outside the main thread there are no signals
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, suite.stop)
+    try:
+        return await suite.run()
+    finally:
+        with suppress(ValueError, RuntimeError, NotImplementedError):
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+
+def _say_what_is_left(outcome: Outcome, console: Console) -> None:
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    summary = outcome.summary
+    if summary.halted is not None:
+        say(f"\nThe suite was halted: {summary.halted}")
+    if not summary.records and not summary.not_run and not summary.load_errors:
+        say("No case was selected: the tags left all evals out.")
+    say(f"\nResults: {outcome.results}")
+    if outcome.interrupted or summary.halted is not None or any(one.outages for one in summary.evals):
+        say("What has ended is kept. The same command goes on with the rest:")
+        say(f"  {shlex.join(['lousho', *sys.argv[1:]])}")
+
+
+def _limits(requests: float | None, tokens: float | None, concurrent: int | None) -> dict[str, float]:
+    given: dict[str, Any] = {
+        "requests_per_minute": _positive(requests, "--requests-per-minute"),
+        "tokens_per_minute": _positive(tokens, "--tokens-per-minute"),
+        "max_concurrent": _positive(concurrent, "--max-concurrent"),
+    }
+    return {key: value for key, value in given.items() if value is not None}
+
+
+def _positive(value: float | None, name: str) -> float | None:
+    if value is not None and not (math.isfinite(value) and value > 0):
+        raise ConfigurationError(f"{name} must be a number above 0; got {value:g}.", field=name)
+    return value

@@ -1,0 +1,197 @@
+"""Runs the cases of a plan, so many at once, and hands each record on as its case ends.
+
+Where a case runs is its executor's business. The runner decides what runs next, and when nothing more does: paused, halted (no
+money or quota left) or stopped (Ctrl-C).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from lousho_ray.evals.case_run import AgentPool, CaseRun, describe, run_case
+from lousho_ray.evals.interceptor import CaseCalls, SuiteBudget
+from lousho_ray.evals.loading import PlannedCase
+from lousho_ray.evals.progress import SuiteProgress
+from lousho_ray.evals.records import CaseRecord
+from lousho_ray.ports import Limiter
+
+
+class Executor(Protocol):
+    """Runs single cases somewhere."""
+
+    async def run(self, planned: PlannedCase) -> CaseRecord:
+        """Runs a case to its end. Cancelling it stops the case and still gives its record. Raises only when the place is lost."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class CaseSettings:
+    """What all cases of a suite share."""
+
+    limiter: Limiter | None = None
+    budget: SuiteBudget | None = None
+    timeout_ms: float | None = None
+    target: Any = None
+    cassettes: Callable[[PlannedCase], Any] | None = None
+
+
+class LocalExecutor:
+    """Runs cases on this process's event loop."""
+
+    def __init__(self, settings: CaseSettings, on_halt: Callable[[str], object] = lambda reason: None) -> None:
+        self.on_halt = on_halt
+        self._settings = settings
+        self._agents = AgentPool()
+
+    async def run(self, planned: PlannedCase) -> CaseRecord:
+        settings = self._settings
+        tape = None if settings.cassettes is None else settings.cassettes(planned)
+        calls = CaseCalls(limiter=settings.limiter, budget=settings.budget, cassettes=tape, on_halt=self.on_halt)
+        run = CaseRun(
+            planned.definition,
+            planned.case,
+            planned.repeat,
+            planned.key,
+            planned.file,
+            calls,
+            timeout_ms=settings.timeout_ms,
+            target=settings.target,
+            agents=self._agents,
+            review=getattr(tape, "review", None),
+        )
+        return await run_case(run)
+
+    async def close(self) -> None:
+        await self._agents.close()
+
+
+class SuiteRunner:
+    """Runs the pending cases of a suite.
+
+    Args:
+        pending: What is to run.
+        executor: Where it runs.
+        concurrency: How many cases run at once; `retune()` changes it.
+        on_record: Called with each record, in the order in which cases end.
+        progress: Kept up to date.
+    """
+
+    def __init__(
+        self,
+        pending: Iterable[PlannedCase],
+        executor: Executor,
+        concurrency: int,
+        on_record: Callable[[CaseRecord], object],
+        progress: SuiteProgress,
+    ) -> None:
+        self.halted: str | None = None
+        self.progress = progress
+        self._pending = deque(pending)
+        self._executor = executor
+        self._wanted = concurrency
+        self._on_record = on_record
+        self._workers: set[asyncio.Task[None]] = set()
+        self._failure: BaseException | None = None
+        self._stopping = False
+        self._open = asyncio.Event()
+        self._open.set()
+
+    @property
+    def left(self) -> int:
+        """Cases that have not been started."""
+        return len(self._pending)
+
+    async def run(self) -> None:
+        """Returns when all cases have ended, or when the suite was halted or stopped and those under way have.
+
+        Raises:
+            Exception: A record could not be handed on, such as when the disk is full.
+        """
+        self._fill()
+        try:
+            while self._workers:
+                await asyncio.wait(set(self._workers), return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            self.stop()
+            await asyncio.wait(set(self._workers))
+            raise
+        if self._failure is not None:
+            raise self._failure
+
+    def stop(self) -> None:
+        """Cancels the running cases; their records say so, and they run again when the suite is continued."""
+        self._stopping = True
+        self.progress.state = "stopping"
+        for worker in self._workers:
+            worker.cancel()
+
+    def halt(self, reason: str) -> None:
+        """Starts no more cases: every further one would fail the same way. Those under way end by themselves."""
+        if self.halted is None:
+            self.halted = reason
+            self._open.set()
+            self.progress.state = "halted"
+
+    def pause(self) -> None:
+        """Starts no more cases until `resume()`."""
+        if not self._stopping and self.halted is None:
+            self._open.clear()
+            self.progress.state = "paused"
+
+    def resume(self) -> None:
+        if self.progress.state == "paused":
+            self.progress.state = "running"
+        self._open.set()
+
+    def retune(self, concurrency: int) -> None:
+        """Changes how many cases run at once; with fewer, those under way are finished."""
+        self._wanted = concurrency
+        self._fill()
+
+    def _fill(self) -> None:
+        while len(self._workers) < min(self._wanted, len(self._workers) + len(self._pending)) and not self._stopping:
+            worker = asyncio.create_task(self._work())
+            self._workers.add(worker)
+            worker.add_done_callback(self._left)
+
+    def _left(self, worker: asyncio.Task[None]) -> None:
+        self._workers.discard(worker)
+        if not worker.cancelled() and (error := worker.exception()) is not None and self._failure is None:
+            self._failure = error
+            self.stop()
+
+    async def _work(self) -> None:
+        while not self._stopping and self.halted is None and len(self._workers) <= self._wanted:
+            await self._open.wait()
+            if not self._pending or self._stopping or self.halted is not None:
+                return
+            planned = self._pending.popleft()
+            self.progress.running += 1
+            try:
+                record = await self._executor.run(planned)
+            except Exception as error:
+                record = lost(planned, error)
+            finally:
+                self.progress.running -= 1
+            self.progress.take(record)
+            self._on_record(record)
+
+
+def lost(planned: PlannedCase, error: BaseException) -> CaseRecord:
+    """The record of a case whose place to run was lost."""
+    return CaseRecord(
+        planned.key,
+        planned.definition.name,
+        planned.case.name,
+        planned.repeat,
+        planned.file,
+        "outage",
+        error=describe(error),
+        tags=planned.definition.tags,
+    )

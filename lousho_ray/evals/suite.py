@@ -1,0 +1,179 @@
+"""A suite from its options to its summary: what `lousho eval` does, as a function."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lousho_ray.clock import SYSTEM_CLOCK, timestamp
+from lousho_ray.evals.interceptor import SuiteBudget
+from lousho_ray.evals.loading import Plan, find_files, plan_suite
+from lousho_ray.evals.progress import ProgressDisplay, SuiteProgress
+from lousho_ray.evals.records import CaseRecord
+from lousho_ray.evals.results import VERSION, Results, ResultsWriter, read_results
+from lousho_ray.evals.runner import CaseSettings, LocalExecutor, SuiteRunner
+from lousho_ray.evals.summary import Summary, summarize
+from lousho_ray.limits.budget import LocalLedger
+from lousho_ray.limits.limiter import create_rate_limiter
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+RESULTS_FOLDER = Path(".lousho", "evals")
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteOptions:
+    """The options of a suite, checked. `results` is the file to append to; by default one below `.lousho/evals`.
+
+    `fresh` runs finished cases again. `limits` are those of the suite's one limiter; `timeout_ms` bounds a case that has no limit
+    of its own.
+    """
+
+    root: Path
+    patterns: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    judge: bool = False
+    strict: bool = False
+    results: Path | None = None
+    fresh: bool = False
+    concurrency: int = 1
+    limits: dict[str, float] = field(default_factory=dict)
+    max_cost_usd: float | None = None
+    timeout_ms: float | None = None
+
+    @property
+    def command(self) -> dict[str, Any]:
+        """What makes two calls the same command: what is run, not how fast or where reports go."""
+        return {"patterns": list(self.patterns), "tags": list(self.tags), "judge": self.judge}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a suite ended. `interrupted`: it was stopped from outside; the rest runs when the same command is given again."""
+
+    summary: Summary
+    results: Path
+    interrupted: bool = False
+
+    @property
+    def exit_code(self) -> int:
+        return 130 if self.interrupted else self.summary.exit_code
+
+
+class Suite:
+    """One run of a suite. `runner` is there while it runs, for whoever wants to pause, retune or stop it."""
+
+    def __init__(self, options: SuiteOptions, console: Console) -> None:
+        self.options = options
+        self.runner: SuiteRunner | None = None
+        self.on_start: Callable[[SuiteRunner], object] = lambda runner: None
+        self._console = console
+        self._stopped = False
+
+    def stop(self) -> None:
+        """Cancels what runs, keeps what has ended."""
+        self._stopped = True
+        if self.runner is not None:
+            self.runner.stop()
+
+    async def run(self) -> Outcome:
+        """Runs what is missing of the suite and summarises all of it.
+
+        Raises:
+            LoushoError: `LOUSHO_EVALS_INVALID`: no file matches.
+            StorageError: The results file cannot be written, or another run writes it.
+        """
+        options = self.options
+        plan = await plan_suite(find_files(options.patterns, options.root, judge=options.judge), options.root, options.tags)
+        path = options.results or unfinished_results(options) or new_results(options.root)
+        async with AsyncExitStack() as stack:
+            writer = await stack.enter_async_context(ResultsWriter(path))
+            results = Results() if options.fresh else read_results(path)
+            await self._run(plan, results, writer)
+        keys = {case.key for case in plan.cases}
+        records = [record for key, record in results.records.items() if key in keys]
+        runner = self.runner
+        summary = summarize(
+            records,
+            plan.thresholds,
+            not_run=len(keys) - len(records),
+            skipped=plan.skipped,
+            strict=options.strict,
+            halted=None if runner is None else runner.halted,
+            load_errors=plan.load_errors,
+        )
+        return Outcome(summary, path, self._stopped)
+
+    async def _run(self, plan: Plan, results: Results, writer: ResultsWriter) -> None:
+        done = results.finished(case.key for case in plan.cases)
+        pending = [case for case in plan.cases if case.key not in done]
+        progress = SuiteProgress(len(plan.cases), earlier=len(done))
+        if done:
+            self._say(f"{len(done):,} of {len(plan.cases):,} cases have their results in {writer.path}; --fresh runs them again.")
+        if not pending:
+            return
+        started = timestamp(SYSTEM_CLOCK.wall())
+        writer.write(
+            {
+                "type": "suite",
+                "version": VERSION,
+                "startedAt": started,
+                "fresh": self.options.fresh,
+                "command": self.options.command,
+            }
+        )
+        executor = await self._executor(results)
+        display = ProgressDisplay(progress, self._console)
+
+        def keep(record: CaseRecord) -> None:
+            writer.write_record(record)
+            results.take(record)
+            display.ended(record)
+
+        runner = self.runner = SuiteRunner(pending, executor, self.options.concurrency, keep, progress)
+        executor.on_halt = runner.halt
+        self.on_start(runner)
+        if self._stopped:
+            return
+        try:
+            async with display:
+                await runner.run()
+        finally:
+            await executor.close()
+        if not runner.left and runner.halted is None and not self._stopped:
+            writer.write({"type": "end", "endedAt": timestamp(SYSTEM_CLOCK.wall())})
+
+    async def _executor(self, results: Results) -> LocalExecutor:
+        options = self.options
+        budget = None
+        if options.max_cost_usd is not None:
+            budget = SuiteBudget(LocalLedger(), "suite", options.max_cost_usd)
+            await budget.open(results.spent)
+        limiter = create_rate_limiter(options.limits) if options.limits else None
+        return LocalExecutor(CaseSettings(limiter, budget, options.timeout_ms))
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def unfinished_results(options: SuiteOptions) -> Path | None:
+    """The newest results file of the same command, when that run did not end."""
+    folder = options.root / RESULTS_FOLDER
+    if options.fresh or not folder.is_dir():
+        return None
+    for path in sorted(folder.glob("*.jsonl"), reverse=True):
+        results = read_results(path)
+        if results.suite.get("command") == options.command:
+            return None if results.ended else path
+    return None
+
+
+def new_results(root: Path) -> Path:
+    """A results file of its own; names sort by time."""
+    return root / RESULTS_FOLDER / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}.jsonl"
