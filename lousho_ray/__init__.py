@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from lousho_ray.tools import Tool, ToolRegistry, define_tool, tool
     from lousho_ray.tools.approval_policies import always, never, once
     from lousho_ray.tools.question import ask_question_tool
+    from lousho_ray.trajectories import TrajectoryComparison, compare_trajectories
     from lousho_ray.usage import Usage, format_usage
 
 _HOMES: dict[str, tuple[str, ...]] = {
@@ -128,6 +129,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "tools": ("Tool", "ToolRegistry", "define_tool", "tool"),
     "tools.approval_policies": ("always", "never", "once"),
     "tools.question": ("ask_question_tool",),
+    "trajectories": ("TrajectoryComparison", "compare_trajectories"),
     "usage": ("Usage", "format_usage"),
 }
 _MODULES = {name: module for module, names in _HOMES.items() for name in names}
@@ -193,12 +195,14 @@ __all__ = [
     "ToolContext",
     "ToolExecutionError",
     "ToolRegistry",
+    "TrajectoryComparison",
     "Usage",
     "ValidationError",
     "always",
     "ask_question_tool",
     "code_interpreter",
     "compact_messages",
+    "compare_trajectories",
     "create_agent",
     "create_compaction_hook",
     "create_rate_limiter",

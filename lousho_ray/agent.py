@@ -30,7 +30,7 @@ from lousho_ray.loop.result import ExecutionResult
 from lousho_ray.loop.run import run
 from lousho_ray.loop_thread import SYNC_LOOP
 from lousho_ray.messages import Message
-from lousho_ray.option_checks import SESSION_KEYWORDS, check_choice, unknown_keyword
+from lousho_ray.option_checks import SESSION_KEYWORDS, UNSET, check_choice, unknown_keyword
 from lousho_ray.options import Limits, parse_options
 from lousho_ray.ports import ApprovalStore, Observer
 from lousho_ray.run_forks import RunFork, fork_run
@@ -112,7 +112,8 @@ class Agent(Generic[T]):
             input: Text, content parts (one user message) or messages.
             **options: `model_settings`, `max_steps`, `instructions` (appended to the agent's for this run), `reasoning`,
                 `metadata`, `principal`, and `cancel`, a `CancelToken`. `session_id` makes the run durable: what it has done so far
-                is in the agent's store, and sending again with the id goes on with it.
+                is in the agent's store, and sending again with the id goes on with it. `business_state`, any JSON value, is kept
+                there as it is; left out, what was stored stays, and `None` clears it.
 
         Raises:
             ConfigurationError: An option or the input cannot be used.
@@ -163,10 +164,10 @@ class Agent(Generic[T]):
         link = self.runtime().session(definition, session_id, store, self._own_approvals)
         return Session(definition, session_id, policy, link, self._approvals)
 
-    async def resume(self, id: str) -> ExecutionResult[T] | None:
+    async def resume(self, id: str, *, business_state: Any = UNSET) -> ExecutionResult[T] | None:
         """Finishes the unfinished run of `send(..., session_id=id)`, else the interrupted turn of session `id`.
 
-        `None` when there is neither.
+        `None` when there is neither. `business_state` takes the place of what such a run has stored; `None` clears it.
 
         Raises:
             SessionAwaitingApprovalError: It waits for a decision.
@@ -174,7 +175,7 @@ class Agent(Generic[T]):
         """
         observers = [] if self._definition.on_event is None else [guarded(self._definition.on_event)]
         link = self._durable_run(id)
-        turn = link.start(ResumeRequest(new_id("run_")), observers)
+        turn = link.start(ResumeRequest(new_id("run_"), business_state=business_state), observers)
         turn.task.add_done_callback(lambda task: self._note_pause(task, link))
         result: ExecutionResult[T] | None = await settle(turn)
         return await self.session(id).resume() if result is None and is_session_id(id) else result
@@ -187,8 +188,8 @@ class Agent(Generic[T]):
         Args:
             id: The `session_id` of the run to fork.
             from_step: The step; the newest save of it that is kept counts.
-            patch: `messages`, a function of the list of messages; `tool_result`, `{"tool_call_id", "result"}`; `append_input`, a
-                user message behind everything else. Applied in this order.
+            patch: `messages`, a function of the list of messages; `business_state`; `tool_result`, `{"tool_call_id", "result"}`;
+                `append_input`, a user message behind everything else. Applied in this order.
             new_session_id: Default `<id>.fork-<n>` with the first free n.
 
         Raises:
@@ -225,9 +226,13 @@ class Agent(Generic[T]):
         return _runtime(self._runtime_name)
 
     def _start(self, input: Input, options: Mapping[str, Any], where: str, *, observed: bool) -> LocalRun:
-        call, cancel = call_options(options, f"agent.{where}()", also=frozenset({"session_id"}))
+        call, cancel = call_options(options, f"agent.{where}()", also=frozenset({"session_id", "business_state"}))
         messages = as_messages(input)
         run_id = options.get("session_id")
+        if run_id is None and "business_state" in options:
+            raise ConfigurationError(
+                "business_state is kept in the checkpoint of a durable run: pass session_id, too.", field="business_state"
+            )
         link: PausedLink = self._link_of({}) if run_id is None else self._durable_run(run_id)
         if isinstance(link, RunLink):
             observers = [] if self._definition.on_event is None else [guarded(self._definition.on_event)]

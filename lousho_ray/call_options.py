@@ -8,7 +8,7 @@ from typing import Any
 from lousho_ray.cancellation import CancelToken
 from lousho_ray.errors import ConfigurationError
 from lousho_ray.loop.open import CallOptions
-from lousho_ray.option_checks import RUN_KEYWORDS, check_positive_int, check_text, unknown_keyword
+from lousho_ray.option_checks import RUN_KEYWORDS, UNSET, check_positive_int, check_text, unknown_keyword
 from lousho_ray.options import ModelSettings, parse_options, parse_reasoning
 
 
@@ -39,5 +39,6 @@ def call_options(
         reasoning=parse_reasoning(given.get("reasoning")),
         metadata=dict(metadata),
         principal=given.get("principal"),
+        business_state=options.get("business_state", UNSET),
     )
     return call, cancel

@@ -119,11 +119,7 @@ class StoredPauses:
             snapshot["sessionId"] = self._key
         if self._facts.session_id is not None and self._facts.session_id != self._key:
             snapshot["session"] = self._facts.session_id
-        if self._facts.principal is not None:
-            snapshot["principal"] = encode_bytes(self._facts.principal)
-        if self._facts.fingerprint is not None:
-            snapshot["agentFingerprint"] = dict(self._facts.fingerprint)
-        return snapshot
+        return snapshot | self._facts.optional()
 
 
 def turn_key(session_id: str, transcript_length: int) -> str:
@@ -197,5 +193,5 @@ def check_tools(state: RunState, tools: Mapping[str, Any], decided: str | None) 
 
 def facts_of(record: Mapping[str, Any], definition: AgentDefinition, session_id: str | None) -> RunFacts:
     """As whom an unfinished run goes on: as the caller it was started by, with the agent of now."""
-    metadata = decode_bytes(record.get("metadata", {}))
-    return RunFacts(definition.name, session_id, decode_bytes(record.get("principal")), metadata, definition.fingerprint)
+    metadata, state = decode_bytes(record.get("metadata", {})), decode_bytes(record.get("businessState"))
+    return RunFacts(definition.name, session_id, decode_bytes(record.get("principal")), metadata, definition.fingerprint, state)

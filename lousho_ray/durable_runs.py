@@ -21,6 +21,7 @@ from lousho_ray.loop.open import CallOptions
 from lousho_ray.loop.result import ExecutionResult
 from lousho_ray.loop.state import RunDeps, RunState
 from lousho_ray.messages import Message, decode_bytes
+from lousho_ray.option_checks import UNSET
 from lousho_ray.ports import Observer
 from lousho_ray.resuming import left_decision
 from lousho_ray.session import DecisionRequest, Request, TurnRequest
@@ -83,7 +84,7 @@ class RunHost(SessionHost):
                 return self._new_turn(turn, request, emitter, lease)
             if isinstance(request, DecisionRequest):
                 return self._decided_turn(turn, request, emitter, lease)
-            return self._finish_pending(turn, emitter, lease)
+            return self._finish_pending(turn, emitter, lease, business_state=request.business_state)
 
         return await self._in_line(turn, place, emitter, body)
 
@@ -91,9 +92,10 @@ class RunHost(SessionHost):
         saved = await reported(self._record(), emitter)
         if saved is not None and saved.get("status", "in-progress") != "finished":
             await reported(_as(request.call.principal, saved, self._id), emitter)
-            return await self._go_on(turn, emitter, lease, saved, request)
+            return await self._go_on(turn, emitter, lease, saved, request, request.call)
         call = request.call
         facts = RunFacts(self._definition.name, self._name, call.principal, call.metadata, self._definition.fingerprint)
+        facts.business_state = _kept(call.business_state, saved)
         recorder = self._recorder(self._id, facts, saved)
         context = self._context(turn, emitter, facts, recorder)
         context.input, context.call, context.approve_in_code = request.input, call, not request.observed
@@ -105,18 +107,25 @@ class RunHost(SessionHost):
         return await self._drive(context, recorder, emitter, lambda deps: recorder.save(state))
 
     async def _finish_pending(
-        self, turn: LocalRun, emitter: Emitter, lease: TurnLease, *, fresh: bool = True
+        self, turn: LocalRun, emitter: Emitter, lease: TurnLease, *, fresh: bool = True, business_state: Any = UNSET
     ) -> ExecutionResult[Any] | None:
         saved = await self._record()
         if saved is None or saved.get("status") == "finished":
             return None
-        return await self._go_on(turn, emitter, lease, saved, None)
+        return await self._go_on(turn, emitter, lease, saved, None, CallOptions(business_state=business_state))
 
     async def _go_on(
-        self, turn: LocalRun, emitter: Emitter, lease: TurnLease, saved: Mapping[str, Any], request: TurnRequest | None
+        self,
+        turn: LocalRun,
+        emitter: Emitter,
+        lease: TurnLease,
+        saved: Mapping[str, Any],
+        request: TurnRequest | None,
+        call: CallOptions,
     ) -> ExecutionResult[Any]:
         """Goes on with an unfinished run. New input joins behind its open calls; the input it was started with is a retry."""
         left = self._unfinished(saved, turn, self._id, saved)
+        left.facts.business_state = _kept(call.business_state, saved)
         left.decisions.update(await self._decisions(saved) or decisions_of(saved))
         if request is not None and not _same(request.input, _opening(left.state)):
             left.waiting = (*left.waiting, *_new_part([*left.state.messages, *left.waiting], request.input))
@@ -126,7 +135,6 @@ class RunHost(SessionHost):
             if left.waiting and left.recorder is not None:
                 await left.recorder.save(left.state, left.waiting)
 
-        call = CallOptions() if request is None else request.call
         observed = request is not None and request.observed
         return await self._continue(turn, emitter, lease, left, ready, call=call, observed=observed)
 
@@ -159,6 +167,11 @@ class RunHost(SessionHost):
             await recorder.stopped(result)
         else:
             await recorder.finished(result)
+
+
+def _kept(given: Any, saved: Mapping[str, Any] | None) -> Any:
+    """The business state of a run that goes on: what was given, `None` included, else what was stored."""
+    return decode_bytes((saved or {}).get("businessState")) if given is UNSET else given
 
 
 async def _busy(id: str) -> ExecutionResult[Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping
+from enum import Enum
 from typing import Any, ClassVar, TypeVar
 
 import pydantic
@@ -135,10 +136,20 @@ def _shown(value: object) -> str:
 
 # ----------------------------------------------------------------------------------------------------------- unknown keywords
 
+
+class Unset(Enum):
+    """The value of an option that was not given, where `None` says something."""
+
+    UNSET = "unset"
+
+
+UNSET = Unset.UNSET
+
 RUN_KEYWORDS = frozenset(
     {"model_settings", "max_steps", "instructions", "reasoning", "metadata", "principal", "permission_mode", "cancel"}
 )
-"""The keywords of `session.send()` and `session.stream()`; `agent.send()` and `agent.stream()` also take `session_id`."""
+"""The keywords of `session.send()` and `session.stream()`; `agent.send()` and `agent.stream()` also take `session_id` and
+`business_state`."""
 
 SESSION_KEYWORDS = frozenset({"id", "store", "checkpoint_store", "turn_policy", "limits", "compaction", "permission_mode"})
 """The keywords of `agent.session()`."""
@@ -159,7 +170,7 @@ AGENT_KEYWORDS = frozenset(
 _HOMES: tuple[tuple[str, frozenset[str]], ...] = (
     ("create_agent()", AGENT_KEYWORDS),
     ("agent.session()", SESSION_KEYWORDS),
-    ("agent.send() and agent.stream()", RUN_KEYWORDS | {"session_id"}),
+    ("agent.send() and agent.stream()", RUN_KEYWORDS | {"session_id", "business_state"}),
 )
 
 

@@ -10,11 +10,11 @@ from typing import Any
 from lousho_ray.errors import ConfigurationError, LoushoError
 from lousho_ray.ids import check_run_id
 from lousho_ray.loop.input import as_messages
-from lousho_ray.messages import Message, tool_result
+from lousho_ray.messages import Message, encode_bytes, tool_result
 from lousho_ray.option_checks import unknown_key
 from lousho_ray.tools.results import encode_result
 
-PATCH_KEYS = ("messages", "tool_result", "append_input")
+PATCH_KEYS = ("messages", "business_state", "tool_result", "append_input")
 OF_THE_SOURCE = frozenset(
     {"approvalId", "approvalKind", "approvalCallId", "decisions", "lastError", "attempts", "finishReason", "replaces", "revision"}
 )
@@ -116,4 +116,5 @@ def _patched(record: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, A
             "The run had its final reply at that step: give the fork something to answer: patch={'append_input': ...}.",
             field="patch.append_input",
         )
-    return {"messages": [message.to_dict() for message in messages], "settled": settled}
+    changed: dict[str, Any] = {"messages": [message.to_dict() for message in messages], "settled": settled}
+    return changed | {"businessState": encode_bytes(patch["business_state"])} if "business_state" in patch else changed

@@ -18,6 +18,7 @@ from lousho_ray.loop.open import CallOptions
 from lousho_ray.loop.result import ExecutionResult
 from lousho_ray.loop.state import Decision
 from lousho_ray.messages import Message, complete_prefix
+from lousho_ray.option_checks import UNSET
 from lousho_ray.options import Compaction
 from lousho_ray.ports import Observer
 from lousho_ray.session_compaction import SessionCompaction
@@ -51,12 +52,14 @@ class DecisionRequest:
 class ResumeRequest:
     """One `session.resume()`: finishes what an interrupted turn left behind, if anything.
 
-    `lost` is the run of that turn when its process is known to have died: its lease is ended first.
+    `lost` is the run of that turn when its process is known to have died: its lease is ended first. `business_state` is for durable
+    runs of plain sends.
     """
 
     run_id: str
     observed: bool = False
     lost: str | None = None
+    business_state: Any = UNSET
 
 
 Request = TurnRequest | DecisionRequest | ResumeRequest

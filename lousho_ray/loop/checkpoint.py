@@ -23,13 +23,19 @@ from lousho_ray.usage import ProviderUsage, StepUsage, Usage
 
 @dataclass(slots=True)
 class RunFacts:
-    """What a checkpoint says about a run besides its state: who started it, and as whom it goes on."""
+    """What a checkpoint says about a run besides its state: who started it, as whom it goes on, and what its caller keeps there."""
 
     agent_id: str
     session_id: str | None = None
     principal: Any = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     fingerprint: Mapping[str, Any] | None = None
+    business_state: Any = None
+
+    def optional(self) -> dict[str, Any]:
+        """The JSON form of those that are given."""
+        pairs = {"principal": self.principal, "agentFingerprint": self.fingerprint, "businessState": self.business_state}
+        return {key: encode_bytes(value) for key, value in pairs.items() if value is not None}
 
 
 def freeze(state: RunState) -> dict[str, Any]:
@@ -156,8 +162,10 @@ class Recorder:
 
     def _ended(self, result: ExecutionResult[Any]) -> dict[str, Any]:
         """The record of a run that has ended."""
+        last = {key: value for key, value in (self._last or {"sessionId": self.key}).items() if key != "businessState"}
         return {
-            **(self._last or {"sessionId": self.key}),
+            **last,
+            **self.facts.optional(),
             "messages": [_frozen(message) for message in result.messages],
             "toolCalls": [{"id": call.id, "name": call.name, "args": encode_bytes(call.args)} for call in result.tool_calls],
             "stepIndex": result.steps,
@@ -203,10 +211,7 @@ class Recorder:
         data |= {"sessionId": self.key, "agentId": facts.agent_id, "metadata": encode_bytes(dict(facts.metadata))}
         if facts.session_id is not None and facts.session_id != self.key:
             data["session"] = facts.session_id
-        for key, value in (("principal", facts.principal), ("agentFingerprint", facts.fingerprint)):
-            if value is not None:
-                data[key] = encode_bytes(value)
-        return data
+        return data | facts.optional()
 
 
 def _behind_open_calls(messages: list[Message]) -> list[Message]:

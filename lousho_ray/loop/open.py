@@ -23,6 +23,7 @@ from lousho_ray.loop.inbox import Inbox
 from lousho_ray.loop.result import ExecutionResult
 from lousho_ray.loop.state import Decision, Pauses, ResolvedApproval, RunDeps, RunState, StateRecorder
 from lousho_ray.messages import Message, system
+from lousho_ray.option_checks import UNSET
 from lousho_ray.options import ModelSettings, merge_settings
 from lousho_ray.ports import GenerateOptions, GenerateResult, Ledger, Limiter, LLMProvider, Reasoning
 from lousho_ray.providers.interception import intercepted, replays
@@ -43,6 +44,7 @@ class CallOptions:
     reasoning: Reasoning | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     principal: Any = None
+    business_state: Any = UNSET
 
     def shaping_option(self) -> str | None:
         """The first option given that shapes the run itself."""

@@ -370,3 +370,58 @@ async def test_forks_that_cannot_be_made() -> None:
     with pytest.raises(ConfigurationError) as refused:
         await agent.fork("r", 2)
     assert refused.value.field == "patch.append_input"
+
+
+# ------------------------------------------------------------------------------------------------------------- business state
+
+
+async def kept(store: Any, id: str = "r") -> Any:
+    return (await store.checkpoints.load(id)).get("businessState")
+
+
+async def test_business_state_is_kept_as_given_until_it_is_replaced_or_cleared() -> None:
+    # DUR-08, DUR-05
+    store = memory_store()
+    agent = agent_of(calls("guarded"), "One", "Two", "Three", tools=[guarded], store=store)
+    given = {"order": 7, "scan": b"\x00", "lines": [None, 1.5]}
+    paused = await agent.send("Hi", session_id="r", business_state=given)
+    assert await kept(store) == {"order": 7, "scan": {"$bytes": "AA=="}, "lines": [None, 1.5]}
+    await agent.approvals.resolve(paused.approval_id or "", approved=True)
+    assert (await kept(store))["order"] == 7  # a decision goes on with it
+    await agent.send("More", session_id="r")
+    assert (await kept(store))["order"] == 7
+    await agent.send("More", session_id="r", business_state="other")
+    assert await kept(store) == "other"
+
+
+@pytest.mark.parametrize(("option", "expected"), [({}, {"order": 7}), ({"business_state": None}, None), ({"business_state": 8}, 8)])
+@pytest.mark.parametrize("how", ["resume", "send", "stream"])
+async def test_business_state_of_an_unfinished_run(option: dict[str, Any], expected: Any, how: str) -> None:
+    # DUR-08
+    store = memory_store()
+    agent = agent_of(calls("mark"), failure(), "Done", tools=[mark], store=store)
+    with pytest.raises(CompactedLLMProviderError):
+        await agent.send("Hi", session_id="r", business_state={"order": 7})
+    if how == "resume":
+        await agent.resume("r", **option)
+    elif how == "send":
+        await agent.send("Hi", session_id="r", **option)
+    else:
+        await agent.stream("Hi", session_id="r", **option).result
+    assert await kept(store) == expected
+
+
+async def test_business_state_of_a_fork() -> None:
+    # DUR-50, DUR-08
+    store = memory_store()
+    agent = agent_of(calls("mark"), "Done", tools=[mark], store=store)
+    await agent.send("Hi", session_id="r", business_state={"order": 7})
+    assert await kept(store, (await agent.fork("r", 1)).session_id) == {"order": 7}
+    assert await kept(store, (await agent.fork("r", 1, patch={"business_state": [8]})).session_id) == [8]
+    assert await kept(store, (await agent.fork("r", 1, patch={"business_state": None})).session_id) is None
+
+
+async def test_business_state_needs_a_run_that_is_kept() -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        await agent_of("Hi").send("Hi", business_state=1)
+    assert raised.value.field == "business_state"

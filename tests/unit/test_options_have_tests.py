@@ -127,7 +127,11 @@ TESTS: dict[str, dict[str, str]] = {
         "on_event": f"{U}loop_events.py::test_listeners_get_what_a_stream_gets_and_streams_what_send_does",
         "runtime": f"{AGENT}the_runtime_comes_from_the_option_then_the_environment",
     },
-    "agent.send": {**RUN_OPTIONS, "session_id": f"{RULES}a_run_with_a_session_id_goes_on_where_it_was"},
+    "agent.send": {
+        **RUN_OPTIONS,
+        "session_id": f"{RULES}a_run_with_a_session_id_goes_on_where_it_was",
+        "business_state": f"{U}durable_runs.py::test_business_state_of_an_unfinished_run",
+    },
     "session.send": RUN_OPTIONS,
     "agent.session": {
         "id": f"{U}sessions_local.py::test_an_id_is_a_uuid_unless_given",
