@@ -50,7 +50,7 @@ def compare_trajectories(a: Trajectory, b: Trajectory) -> TrajectoryComparison:
     Raises:
         ConfigurationError: One of them is neither.
     """
-    steps = [steps_of(_messages(run, name)) for run, name in ((a, "a"), (b, "b"))]
+    steps = steps_of(_messages(a, "a")), steps_of(_messages(b, "b"))
     pairs = list(zip_longest(*steps))
     different = (number for number, (one, other) in enumerate(pairs, 1) if _content(one) != _content(other))
     tools = [[call.name for step in run for call in step.tool_calls] for run in steps]
