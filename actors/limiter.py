@@ -15,6 +15,7 @@ from lousho_ray.actors.calling import find_actor
 from lousho_ray.actors.limiter_client import LimiterClient
 from lousho_ray.clock import SYSTEM_CLOCK, Clock, TimerHandle
 from lousho_ray.ids import new_id
+from lousho_ray.limits.ahead import Ahead
 from lousho_ray.limits.limiter import conflicting_limits
 from lousho_ray.limits.link import Ticket
 from lousho_ray.limits.rate import LimiterStats, WindowState
@@ -135,11 +136,19 @@ class LimiterReference:
 
 
 class RemoteLink:
-    """A limiter that lives in an actor."""
+    """A limiter that lives in an actor. Its state is the client's.
+
+    Attributes:
+        epoch: The life of the actor in which it was registered last.
+        waiting: How many calls of this process wait.
+        ahead: The leases this process holds for calls to come.
+    """
 
     def __init__(self, client: LimiterClient, reference: LimiterReference) -> None:
         self.reference = reference
         self.epoch: str | None = None
+        self.waiting = 0
+        self.ahead = Ahead()
         self._client = client
 
     def declare(self) -> None:
@@ -152,8 +161,7 @@ class RemoteLink:
         self._client.declare(self)
 
     def enter(self, ticket: Ticket) -> bool:
-        self._client.enter(self, ticket)
-        return False
+        return self._client.enter(self, ticket)
 
     def withdraw(self, ticket: Ticket) -> None:
         self._client.withdraw(ticket)

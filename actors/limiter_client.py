@@ -1,26 +1,31 @@
 """One process's conversation with the actor that holds its shared rate limiters.
 
-It gathers what the calls of a process want and sends it in one `exchange` at a time, whose answer brings what could be granted at
-once; while calls wait or are in flight it also keeps one `listen` open, which brings later grants and renews the process's lease.
-So the cost of an admission falls with the load: a thousand callers share each exchange.
+It gathers what the calls of a process want (`Outbox`) and sends it in one `exchange` at a time, whose answer brings what could be
+granted at once, and leases for calls to come when they come fast. While calls wait or are in flight it also keeps one `listen`
+open, which brings later grants and renews the process's lease. So the cost of an admission falls with the load: a thousand callers,
+or one that calls a thousand times, share each exchange.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import threading
 import weakref
 from collections.abc import Callable, Collection, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from lousho_ray.actors.calling import ACTOR_LOOP, ActorCaller
+from lousho_ray.actors.limiter_outbox import Batch, Lot, Outbox
+from lousho_ray.clock import SYSTEM_CLOCK, Clock
 from lousho_ray.errors import AgentExecutionError, LoushoError
 from lousho_ray.ids import new_id
+from lousho_ray.limits.ahead import AHEAD_S
 from lousho_ray.limits.limiter import conflicting_limits
 from lousho_ray.limits.link import Ticket, post, running_loop, wake
-from lousho_ray.limits.rate import ENDED, RUNNING, WAITING, LimiterStats, WindowState
-from lousho_ray.limits.shared import LEASE_S, Exchange, Listen, Registered, Registration, Reply
+from lousho_ray.limits.rate import LimiterStats, WindowState
+from lousho_ray.limits.shared import LEASE_S, Exchange, Listen, Registered, Reply
 
 if TYPE_CHECKING:
     from lousho_ray.actors.limiter import RemoteLink
@@ -29,45 +34,33 @@ CALL_TIMEOUT_S = 15.0
 LISTEN_TIMEOUT_S = CALL_TIMEOUT_S + LEASE_S / 3
 """A `listen` stays open for a third of the lease when there are no news."""
 
+GATHER_S = 0.004
+"""While nobody waits for it, what is given back may gather for so long: fewer exchanges, less CPU for each call."""
+
 RETRY_LATER_S = 5.0
 """After three failed attempts: when to try again to keep the leases of calls in flight, and to give back slots."""
-
-MOST_ENTRIES = 2000
-"""Entries of one exchange: it stays below the 100 KB above which Ray stores arguments instead of sending them along."""
-
-
-class Batch(NamedTuple):
-    """What has gathered between two exchanges."""
-
-    withdrawals: list[int]
-    rebookings: dict[tuple[str, int], int]
-    releases: list[int]
-    entering: list[tuple[RemoteLink, Ticket]]
 
 
 class LimiterClient:
     """The conversation, for any number of limiters, event loops and threads.
 
-    Tickets wait here; their place in line is in the actor. A ticket has an arrival number once the actor knows it. When the actor
-    starts a new life, or has given up this process, everything it knew is registered again and keeps its place.
+    Tickets wait here; their place in line is in the actor. When the actor starts a new life, or has given up this process,
+    everything it knew is registered again and keeps its place.
 
     Args:
         connect: Returns the actor's handle.
+        clock: Tells how old an answer and a lease are.
     """
 
-    def __init__(self, connect: Callable[[], Any]) -> None:
+    def __init__(self, connect: Callable[[], Any], clock: Clock = SYSTEM_CLOCK) -> None:
         self.id = new_id()
+        self._now = clock.now
         self._call = ActorCaller(connect, "rate limiter")
         self._loop = ACTOR_LOOP.loop()
         self._tasks: set[asyncio.Task[None]] = set()
         # Guarded by the lock: what any thread may touch.
         self._lock = threading.Lock()
-        self._number = 0
-        self._calls: dict[int, tuple[RemoteLink, Ticket]] = {}
-        self._entering: dict[int, tuple[RemoteLink, Ticket]] = {}
-        self._withdrawals: list[int] = []
-        self._rebookings: dict[tuple[str, int], int] = {}
-        self._releases: list[int] = []
+        self._outbox = Outbox()
         self._gathering: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
         self._sending = False
         self._listening = False
@@ -76,6 +69,7 @@ class LimiterClient:
         self._registering = asyncio.Lock()
         self._registered: weakref.WeakSet[RemoteLink] = weakref.WeakSet()
         self._epoch: str | None = None
+        self._lease_s = LEASE_S
         self._losses = 0
         self._lost = False
         self._seq = 0
@@ -83,42 +77,40 @@ class LimiterClient:
 
     # -------------------------------------------------------------------------------------------------- from any thread
 
-    def enter(self, link: RemoteLink, ticket: Ticket) -> None:
+    def enter(self, link: RemoteLink, ticket: Ticket) -> bool:
+        """Puts a call in line; `True` when it starts at once, with a lease that this process has already."""
         with self._lock:
-            self._entering[self._add(link, ticket)] = (link, ticket)
+            if self._outbox.enter(link, ticket, self._now()):
+                self._listen_on()
+                return True
             self._send_soon()
+            return False
 
     def withdraw(self, ticket: Ticket) -> None:
         with self._lock:
-            if self._calls.pop(ticket.number, None) is not None and self._entering.pop(ticket.number, None) is None:
-                self._withdrawals.append(ticket.number)
+            if self._outbox.withdraw(ticket):
                 self._send_soon()
-            ticket.state = ENDED
 
     def release(self, ticket: Ticket) -> None:
         with self._lock:
-            if self._calls.pop(ticket.number, None) is not None:
-                self._releases.append(ticket.number)
+            if self._outbox.release(ticket):
                 self._send_soon()
-            ticket.state = ENDED
 
     def rebook(self, link: RemoteLink, ticket: Ticket, difference: int) -> None:
         with self._lock:
-            key = (link.reference.name, ticket.booking)
-            self._rebookings[key] = self._rebookings.get(key, 0) + difference
+            self._outbox.rebook(link, ticket.booking, difference)
             self._send_soon()
 
     def adopt(self, link: RemoteLink, waiting: Sequence[Ticket], running: Sequence[Ticket], windows: WindowState) -> None:
         """Registers a limiter with what it held before. Blocks."""
         with self._lock:
-            numbers = [self._add(link, ticket) for ticket in (*running, *waiting)]
+            for ticket in (*running, *waiting):
+                self._outbox.add(link, ticket)
         try:
             self._block(self._declare(link, windows))
         except BaseException:
             with self._lock:
-                for number in numbers:
-                    self._calls.pop(number, None)
-                self._withdrawals += numbers
+                self._outbox.forget((*running, *waiting))
             raise
 
     def declare(self, link: RemoteLink) -> None:
@@ -127,12 +119,6 @@ class LimiterClient:
 
     async def stats(self, link: RemoteLink) -> LimiterStats:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._stats(link), self._loop))
-
-    def _add(self, link: RemoteLink, ticket: Ticket) -> int:
-        self._number += 1
-        ticket.number = self._number
-        self._calls[ticket.number] = (link, ticket)
-        return ticket.number
 
     def _send_soon(self) -> None:
         """Sends once the caller's event loop has run everything that is ready now: that goes in one exchange. Holds the lock."""
@@ -153,6 +139,12 @@ class LimiterClient:
             self._sending = True
             self._loop.call_soon_threadsafe(self._start, self._send)
 
+    def _listen_on(self) -> None:
+        """Keeps the lease while there are calls. Holds the lock."""
+        if self._outbox.has_calls and not self._listening:
+            self._listening = True
+            self._loop.call_soon_threadsafe(self._start, self._listen)
+
     def _block(self, coroutine: Coroutine[Any, Any, None]) -> None:
         asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
@@ -167,40 +159,40 @@ class LimiterClient:
         """Sends what has gathered, one exchange at a time, until there is nothing left."""
         while (batch := self._take()) is not None:
             try:
-                await self._exchange(batch)
+                if await self._exchange(batch):
+                    await asyncio.sleep(GATHER_S)
             except Exception as error:
                 self._fail(_as_ours(error))
                 with self._lock:
-                    self._withdrawals[:0], self._releases[:0] = batch.withdrawals, batch.releases
+                    self._outbox.put_back(batch)
                     self._sending = False
                     self._loop.call_later(RETRY_LATER_S, self._retry)
                 return
 
     def _take(self) -> Batch | None:
         with self._lock:
-            numbers = list(self._entering)[:MOST_ENTRIES]
-            entering = [self._entering.pop(number) for number in numbers]
-            if not (entering or self._withdrawals or self._rebookings or self._releases):
-                self._sending = False
-                return None
-            batch = Batch(self._withdrawals, self._rebookings, self._releases, entering)
-            self._withdrawals, self._rebookings, self._releases = [], {}, []
+            batch = self._outbox.take(self._now())
+            self._sending = batch is not None
             return batch
 
-    async def _exchange(self, batch: Batch) -> None:
-        withdrawals, rebookings, releases, entering = batch
-        entries = [(link.reference.name, ticket.number, ticket.tokens) for link, ticket in entering]
+    async def _exchange(self, batch: Batch) -> bool:
+        """Whether leases for calls to come were lent: nobody waits then."""
+        entries = [(link.reference.name, ticket.number, ticket.tokens) for link, ticket in batch.entering]
+        lots = batch.ahead
         self._seq += 1
+        asked_at = self._now()
         for _ in range(5):
-            refused = await self._register({link for link, _ in entering})
+            refused = await self._register({*(link for link, _ in batch.entering), *(lot.link for lot in lots)})
             if refused:
                 entries = [entry for entry in entries if entry[0] not in refused]
-            losses = self._losses
+                lots = [lot for lot in lots if lot.link.reference.name not in refused]
+            losses, sent_at = self._losses, self._now()
             state = (self.id, self._epoch or "", self._seq, self._received, self._listening)
-            message = Exchange(*state, withdrawals, rebookings, releases, entries)
+            ahead = [(lot.link.reference.name, lot.first, lot.number, lot.tokens) for lot in lots]
+            message = Exchange(*state, batch.withdrawals, batch.rebookings, batch.releases, entries, ahead)
             reply: Reply = await self._call("exchange", message, timeout_s=CALL_TIMEOUT_S)
-            if self._accept(reply, losses, [number for _, number, _ in entries]):
-                return
+            if self._accept(reply, losses, sent_at, [number for _, number, _ in entries]):
+                return self._borrow(lots, reply.lent, asked_at + AHEAD_S)
         raise AgentExecutionError("The rate limiter actor is lost again each time it is found: five lives in one exchange.")
 
     async def _listen(self) -> None:
@@ -209,14 +201,14 @@ class LimiterClient:
         while self._keep_listening():
             try:
                 await self._register(())
-                losses = self._losses
+                losses, sent_at = self._losses, self._now()
                 message = Listen(self.id, self._epoch or "", self._received, again)
                 self._listen_call = self._loop.create_task(self._call("listen", message, timeout_s=LISTEN_TIMEOUT_S))
                 await asyncio.wait([self._listen_call])
                 again = self._listen_call.cancelled()
                 reply: Reply | None = None if again else self._listen_call.result()
                 if reply is not None:
-                    self._accept(reply, losses, ())
+                    again = not self._accept(reply, losses, sent_at, ())
             except Exception as error:
                 again = True
                 self._fail(_as_ours(error))
@@ -224,41 +216,47 @@ class LimiterClient:
 
     def _keep_listening(self) -> bool:
         with self._lock:
-            if self._withdrawals or self._releases or self._entering:
+            if self._outbox.urgent:
                 self._wake_sender()
-            self._listening = bool(self._calls)
+            self._listening = self._outbox.has_calls
             return self._listening
 
-    def _accept(self, reply: Reply, losses: int, entered: Sequence[int]) -> bool:
-        """Takes in an answer; `False` when it is none, because the actor lost this process before or after it was given."""
+    def _accept(self, reply: Reply, losses: int, sent_at: float, entered: Sequence[int]) -> bool:
+        """Takes in an answer; `False` when it is none, because the actor lost this process before or after it was given.
+
+        One that took longer than the lease (this process was stopped meanwhile) is none either: its slots are others' by now.
+        """
         if losses != self._losses:
             return False
-        if not reply.known:
+        if not reply.known or self._now() - sent_at > self._lease_s:
             self._lose()
             return False
         with self._lock:
-            for arrival, number in enumerate(entered, start=reply.arrived):
-                if (call := self._calls.get(number)) is not None:
-                    call[1].arrival = arrival
-            admitted = []
-            for number, booking in reply.grants[max(0, self._received - reply.first) :]:
-                if (call := self._calls.get(number)) is not None:
-                    ticket = call[1]
-                    ticket.booking, ticket.state = booking, RUNNING
-                    admitted.append(ticket)
+            self._outbox.arrived(entered, reply.arrived)
+            admitted = self._outbox.grant(reply.grants[max(0, self._received - reply.first) :])
             self._received = max(self._received, reply.first + len(reply.grants))
             for ticket in wake(admitted):
-                del self._calls[ticket.number]
-                self._withdrawals.append(ticket.number)
-            if self._withdrawals:
-                self._send_soon()
-            if self._calls and not self._listening:
-                self._listening = True
-                self._start(self._listen)
+                if self._outbox.withdraw(ticket):
+                    self._send_soon()
+            self._listen_on()
         return True
+
+    def _borrow(self, lots: Sequence[Lot], lent: Sequence[tuple[int, int]], until: float) -> bool:
+        with self._lock:
+            if not self._outbox.lend(lots, lent, until):
+                return False
+        self._loop.call_later(max(0.0, until - self._now()), self._give_back)
+        return True
+
+    def _give_back(self) -> None:
+        with self._lock:
+            if self._outbox.give_back(self._now()):
+                self._send_soon()
 
     def _lose(self) -> None:
         """The actor does not know this process (any more): what it said before is void, and what it knew must be registered."""
+        with self._lock:
+            self._outbox.give_back(math.inf)
         self._losses += 1
         self._lost = True
         self._registered.clear()
@@ -283,16 +281,16 @@ class LimiterClient:
         wanted = set(links)
         if self._lost:
             with self._lock:
-                wanted |= {link for link, ticket in self._calls.values() if ticket.arrival}
+                wanted |= self._outbox.known_links()
         missing = {link for link in wanted if link not in self._registered and link.reference.name not in refused}
         self._lost = self._lost and bool(missing)
         return missing
 
     async def _send_registrations(self, links: Collection[RemoteLink], windows: WindowState) -> Registered:
         with self._lock:
-            calls = [(link, ticket) for link, ticket in self._calls.values() if ticket.arrival and link in links]
-        registrations = [_registration(link, [ticket for owner, ticket in calls if owner is link], windows) for link in links]
+            registrations = self._outbox.registrations(links, windows)
         answer: Registered = await self._call("register", self.id, self._received, registrations, timeout_s=CALL_TIMEOUT_S)
+        self._lease_s = answer.lease_s
         if answer.epoch != self._epoch:
             if self._epoch is not None:
                 self._lose()
@@ -309,9 +307,7 @@ class LimiterClient:
         if link.reference.name in answer.refused:
             raise conflicting_limits(link.reference.name, answer.refused[link.reference.name], link.reference.limits)
         with self._lock:
-            if self._calls and not self._listening:
-                self._listening = True
-                self._start(self._listen)
+            self._listen_on()
 
     async def _stats(self, link: RemoteLink) -> LimiterStats:
         for _ in range(3):
@@ -325,13 +321,7 @@ class LimiterClient:
     def _fail(self, error: LoushoError, link: RemoteLink | None = None) -> None:
         """Ends the waiting calls, of one limiter or of all, with an error: never without a limit."""
         with self._lock:
-            failed = [
-                ticket for owner, ticket in self._calls.values() if ticket.state == WAITING and (link is None or owner is link)
-            ]
-            for ticket in failed:
-                del self._calls[ticket.number]
-                if self._entering.pop(ticket.number, None) is None:
-                    self._withdrawals.append(ticket.number)
+            failed = self._outbox.fail(link)
         if link is None:
             self._lose()
         for ticket in failed:
@@ -339,19 +329,8 @@ class LimiterClient:
 
     def _retry(self) -> None:
         with self._lock:
-            if self._withdrawals or self._releases:
+            if self._outbox.urgent:
                 self._send_soon()
-
-
-def _registration(link: RemoteLink, tickets: Collection[Ticket], windows: WindowState) -> Registration:
-    return Registration(
-        link.reference.name,
-        link.reference.limits,
-        link.epoch,
-        [(ticket.number, ticket.tokens, ticket.arrival) for ticket in tickets if ticket.state == WAITING],
-        [(ticket.number, ticket.tokens, ticket.booking) for ticket in tickets if ticket.state == RUNNING],
-        windows,
-    )
 
 
 def _refuse(ticket: Ticket, error: LoushoError) -> None:

@@ -19,6 +19,12 @@ from lousho_ray.options import RateLimits
 WINDOW_S = 60.0
 """Length of a rolling window. A limit below one per minute stretches it instead: 0.5 a minute is one in 120 s."""
 
+SURPLUS = 1 / 8
+"""The part of what is free that may be lent to calls to come."""
+
+MOST_SURPLUS = 10_000
+"""What a limiter without limits lends at once."""
+
 WAITING, RUNNING, ENDED = 0, 1, 2
 
 
@@ -69,9 +75,9 @@ class Window:
 
     __slots__ = ("_buckets", "_by_booking", "limit", "seconds", "used")
 
-    def __init__(self, per_minute: float | None) -> None:
+    def __init__(self, per_minute: float | None, margin_s: float = 0.0) -> None:
         self.limit = math.inf if per_minute is None else max(1, math.floor(per_minute))
-        self.seconds = WINDOW_S if per_minute is None or per_minute >= 1 else WINDOW_S / per_minute
+        self.seconds = margin_s + (WINDOW_S if per_minute is None or per_minute >= 1 else WINDOW_S / per_minute)
         self.used = 0
         self._buckets: deque[Bucket] = deque()
         self._by_booking: dict[int, Bucket] = {}
@@ -158,12 +164,16 @@ class WindowState:
 
 
 class LimiterCore(Generic[C]):
-    """One limiter. Every method that takes `now` must get a time that never goes back."""
+    """One limiter. Every method that takes `now` must get a time that never goes back.
 
-    def __init__(self, limits: RateLimits) -> None:
+    Args:
+        margin_s: How much longer than its window a booking stays.
+    """
+
+    def __init__(self, limits: RateLimits, margin_s: float = 0.0) -> None:
         self.limits = limits
-        self._requests = Window(limits.requests_per_minute)
-        self._tokens = Window(limits.tokens_per_minute)
+        self._requests = Window(limits.requests_per_minute, margin_s)
+        self._tokens = Window(limits.tokens_per_minute, margin_s)
         self._slots = math.inf if limits.max_concurrent is None else limits.max_concurrent
         self._queue: OrderedDict[C, None] = OrderedDict()
         self._running: set[C] = set()
@@ -195,11 +205,24 @@ class LimiterCore(Generic[C]):
             if len(self._running) >= self._slots or not self._requests.fits(1) or not self._tokens.fits(call.tokens):
                 break
             del self._queue[call]
-            call.booking = self._requests.book(now, 1, call.arrival)
-            self._tokens.book(now, call.tokens, call.booking)
-            self.resume(call)
+            self.start(call, now)
             admitted.append(call)
         return admitted
+
+    def surplus(self, tokens: int, now: float) -> int:
+        """How many calls of `tokens` tokens may start beyond those in line: a part of what is free, none while somebody waits."""
+        self._expire(now)
+        if self._queue or self._opens_at is not None:
+            return 0
+        calls = min(self._slots - len(self._running), self._requests.limit - self._requests.used)
+        free = min(calls, (self._tokens.limit - self._tokens.used) / max(tokens, 1))
+        return MOST_SURPLUS if math.isinf(free) else max(0, int(free * SURPLUS))
+
+    def start(self, call: C, now: float) -> None:
+        """Books a call and counts it as in flight: the head of the line, or one within the `surplus`."""
+        call.booking = self._requests.book(now, 1, call.arrival)
+        self._tokens.book(now, call.tokens, call.booking)
+        self.resume(call)
 
     def release(self, call: C) -> None:
         """Frees the slot of a call in flight; its bookings stay."""

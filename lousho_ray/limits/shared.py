@@ -6,6 +6,9 @@ Pure like `LimiterCore`: an actor passes the time in and carries what is said he
   stay, because those calls were made.
 - **Delivery.** A message may be lost or come twice. What a process asks for carries a sequence number and is done once; grants are
   numbered and repeated until the process has confirmed them.
+- **Travel.** A grant takes time to arrive and to become a request, and not always the same: bookings stay `TRAVEL_S` longer than
+  their window, so that a provider does not count more calls in a minute than were granted in one.
+- **Leases ahead.** A process whose calls come fast is lent some in advance (`lousho_ray.limits.ahead`).
 - **Epochs.** A new life of the actor knows nothing. It says so, and processes then register what they hold and wait for.
 """
 
@@ -25,6 +28,9 @@ LEASE_S = 30.0
 RECOVERY_S = 3.0
 """After a restart nobody is admitted for so long: whoever holds a slot must have time to say so."""
 
+TRAVEL_S = 0.25
+"""By how much two grants may differ in the time they take to become requests that the provider counts. 0.4 % of a minute."""
+
 FORGET_AFTER_S = 600.0
 """A limiter nobody used for so long is forgotten; its name is then free for other limits."""
 
@@ -41,6 +47,7 @@ class Exchange(NamedTuple):
         rebookings: By limiter and booking: how many tokens more (or fewer) than estimated were used.
         releases: Calls that have ended.
         entries: Limiter, call and tokens of each call that gets in line.
+        ahead: Limiter, first number, count and tokens of each lot of leases for calls to come; as many of them as can be spared.
     """
 
     process: str
@@ -52,6 +59,7 @@ class Exchange(NamedTuple):
     rebookings: Mapping[tuple[str, int], int] = {}
     releases: Sequence[int] = ()
     entries: Sequence[tuple[str, int, int]] = ()
+    ahead: Sequence[tuple[str, int, int, int]] = ()
 
 
 class Listen(NamedTuple):
@@ -76,6 +84,7 @@ class Reply(NamedTuple):
         arrived: Arrival number of the first entry; the others follow one by one.
         first: Number of the first grant; the process has confirmed those before it.
         grants: Call and booking of each admitted call.
+        lent: How many leases of each lot that the exchange asked for were lent, and their booking.
     """
 
     epoch: str
@@ -83,6 +92,7 @@ class Reply(NamedTuple):
     arrived: int = 0
     first: int = 0
     grants: Sequence[tuple[int, int]] = ()
+    lent: Sequence[tuple[int, int]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +116,15 @@ class Registration:
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """The answer to registrations: `refused` holds the limits of limiters that exist with other ones."""
+    """The answer to registrations: `refused` holds the limits of limiters that exist with other ones.
+
+    Attributes:
+        lease_s: How long the process may be silent.
+    """
 
     epoch: str
     refused: dict[str, RateLimits]
+    lease_s: float = LEASE_S
 
 
 class HeldCall(Call):
@@ -127,7 +142,7 @@ class HeldCall(Call):
 class Process:
     """One process that uses limiters."""
 
-    __slots__ = ("arrived", "calls", "expires_at", "first", "grants", "sent", "seq")
+    __slots__ = ("arrived", "calls", "expires_at", "first", "grants", "lent", "sent", "seq")
 
     def __init__(self, confirmed: int, expires_at: float) -> None:
         self.calls: dict[int, HeldCall] = {}
@@ -135,6 +150,7 @@ class Process:
         self.arrived = 0
         self.first = confirmed
         self.grants: list[tuple[int, int]] = []
+        self.lent: list[tuple[int, int]] = []
         self.sent = confirmed
         self.expires_at = expires_at
 
@@ -202,17 +218,19 @@ class SharedLimits:
                     call = process.calls[number] = HeldCall(process_id, number, wanted.name, tokens, arrival)
                     core.enter(call)
         self._admit((wanted.name for wanted in registrations), now)
-        return Registered(self.epoch, refused)
+        return Registered(self.epoch, refused, self._lease_s)
 
     def exchange(self, message: Exchange, now: float) -> Reply:
         """Does what a process asks for, once per `seq`, and answers with what was granted to it."""
         known = message.process in self._processes or not message.holding
-        if not known or message.epoch != self.epoch or any(entry[0] not in self._limiters for entry in message.entries):
+        wanted = (*message.entries, *message.ahead)
+        if not known or message.epoch != self.epoch or any(entry[0] not in self._limiters for entry in wanted):
             return Reply(self.epoch, known=False)
         process = self._process(message.process, message.confirmed, now)
         if message.seq > process.seq:
             process.seq, process.arrived = message.seq, self._next_arrival
             self._admit(self._do(process, message), now, asking=message.process)
+            process.lent = [self._lend(process, message.process, lot, now) for lot in message.ahead]
         return self._reply(process)
 
     def listen(self, message: Listen, now: float) -> Reply | None:
@@ -277,6 +295,18 @@ class SharedLimits:
         self._next_arrival += len(message.entries)
         return touched
 
+    def _lend(self, process: Process, process_id: str, lot: tuple[str, int, int, int], now: float) -> tuple[int, int]:
+        name, first, wanted, tokens = lot
+        core, booking = self._limiters[name], 0
+        count = min(wanted, core.surplus(tokens, now))
+        for number in range(first, first + count):
+            call = process.calls[number] = HeldCall(process_id, number, name, tokens, self._next_arrival)
+            core.start(call, now)
+            booking = call.booking
+        self._next_arrival += 1
+        self._used_at[name] = now
+        return count, booking
+
     def _admit(self, names: Iterable[str], now: float, asking: str | None = None) -> None:
         told = set() if asking is None else {asking}
         for name in names:
@@ -298,7 +328,7 @@ class SharedLimits:
         core = self._limiters.get(wanted.name)
         if core is not None:
             return core
-        core = self._limiters[wanted.name] = LimiterCore(wanted.limits)
+        core = self._limiters[wanted.name] = LimiterCore(wanted.limits, TRAVEL_S)
         self._used_at[wanted.name] = now
         lost_at = now if wanted.epoch not in (None, self.epoch) and self._restarted_at is None else self._restarted_at
         if lost_at is not None:
@@ -316,7 +346,7 @@ class SharedLimits:
 
     def _reply(self, process: Process) -> Reply:
         process.sent = process.first + len(process.grants)
-        return Reply(self.epoch, True, process.arrived, process.first, list(process.grants))
+        return Reply(self.epoch, True, process.arrived, process.first, list(process.grants), process.lent)
 
     def _arrival(self) -> int:
         self._next_arrival += 1

@@ -239,7 +239,7 @@ async def test_an_answer_given_before_a_loss_is_void_after_it() -> None:
     client.enter(link, ticket)
     losses = client._losses
     client._lose()
-    assert not client._accept(Reply("old", True, 5, 0, [(ticket.number, 7)]), losses, [ticket.number])
+    assert not client._accept(Reply("old", True, 5, 0, [(ticket.number, 7)]), losses, 0.0, [ticket.number])
     assert (ticket.state, ticket.arrival, client._received) == (WAITING, 0, 0)
 
 

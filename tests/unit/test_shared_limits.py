@@ -5,7 +5,17 @@ from __future__ import annotations
 import random
 
 from lousho_ray.limits.rate import BucketState, WindowState
-from lousho_ray.limits.shared import FORGET_AFTER_S, LEASE_S, RECOVERY_S, Exchange, Listen, Registration, Reply, SharedLimits
+from lousho_ray.limits.shared import (
+    FORGET_AFTER_S,
+    LEASE_S,
+    RECOVERY_S,
+    TRAVEL_S,
+    Exchange,
+    Listen,
+    Registration,
+    Reply,
+    SharedLimits,
+)
 from lousho_ray.options import RateLimits
 
 ONE = RateLimits(max_concurrent=1)
@@ -232,8 +242,8 @@ def test_a_new_life_takes_its_windows_for_half_used_for_a_minute() -> None:
         a.listen(at)
         new.shared.tick(at)
     assert a.got == [1, 2]
-    new.shared.tick(160.0)
-    a.listen(160.0)
+    new.shared.tick(160.0 + TRAVEL_S)
+    a.listen(160.0 + TRAVEL_S)
     assert a.got == [1, 2, 3, 4]
 
 
@@ -307,9 +317,9 @@ def test_only_due_limiters_are_looked_at() -> None:
     life.shared.listen(Listen("a", "first", 50), 29.0)
     life.shared.tick(30.0)
     life.shared.listen(Listen("a", "first", 50), 55.0)
-    assert life.shared.next_wakeup() <= 60.0
-    life.shared.tick(60.0)
-    reply = life.shared.listen(Listen("a", "first", 50), 60.0)
+    assert life.shared.next_wakeup() <= 60.0 + TRAVEL_S
+    life.shared.tick(60.0 + TRAVEL_S)
+    reply = life.shared.listen(Listen("a", "first", 50), 60.0 + TRAVEL_S)
     assert reply is not None
     assert [number for number, _ in reply.grants] == [1]
 
