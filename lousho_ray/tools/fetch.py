@@ -141,7 +141,7 @@ class Fetcher:
         port = url.port or DEFAULT_PORTS[url.scheme]
         addresses = await resolve(host, port, self.rules, self.resolver)
         try:
-            async with httpx2.AsyncHTTPTransport(verify=_tls(), trust_env=False) as transport:
+            async with httpx2.AsyncHTTPTransport(verify=tls_context(), trust_env=False) as transport:
                 reply = await self._dial(transport, request, url, host, addresses)
                 try:
                     shown = {name.lower(): value for name, value in reply.headers.items()}
@@ -232,7 +232,7 @@ def _host_of(url: str) -> str:
 
 
 @functools.cache
-def _tls() -> ssl.SSLContext:
+def tls_context() -> ssl.SSLContext:
     import httpx2
 
     # Without the environment: a proxy or a certificate file named there would undo the checks.

@@ -148,16 +148,16 @@ class HostRules:
 
     def check(self, host: Host) -> None:
         """Everything that can be said of a host before a look-up. Raises `RefusedHostError`."""
-        if _matches(self.blocked, host.name):
+        if host_matches(self.blocked, host.name):
             raise RefusedHostError(f"The host {host.name} is blocked.")
-        if self.allowed is not None and not _matches(self.allowed, host.name):
+        if self.allowed is not None and not host_matches(self.allowed, host.name):
             raise RefusedHostError(f"The host {host.name} is not among the allowed hosts: {', '.join(self.allowed) or 'none'}.")
         if host.address is not None:
             self.check_address(host, host.address)
 
     def check_address(self, host: Host, address: IPAddress) -> None:
         """Raises `RefusedHostError` when `host` leads to a private address and may not."""
-        if not is_public(address) and not _matches(self.allow_private, host.name):
+        if not is_public(address) and not host_matches(self.allow_private, host.name):
             shown = host.name if str(address) == host.name else f"{host.name} ({address})"
             raise RefusedHostError(f"{shown} is not a public address, so it is not reached.")
 
@@ -193,7 +193,8 @@ def _pattern(option: str, pattern: str) -> str:
         ) from None
 
 
-def _matches(patterns: Iterable[str], name: str) -> bool:
+def host_matches(patterns: Iterable[str], name: str) -> bool:
+    """Whether any of the patterns means the host `name`."""
     return any(name.endswith(pattern[1:]) if pattern.startswith("*.") else name == pattern for pattern in patterns)
 
 

@@ -33,7 +33,7 @@ from lousho_ray.testing.mock_model import mock_model
 from lousho_ray.tools.approval_policies import always
 from lousho_ray.tools.builtin import builtin_tool
 from lousho_ray.tools.tool import define_tool, tool
-from lousho_ray.tools.workspace import LocalWorkspace
+from lousho_ray.tools.workspace import LocalWorkspace, sandbox
 from lousho_ray.tools.workspace.paths import WorkspaceError
 from tests.unit.loop_support import PolicyProvider, agent_of, calls, failing, plain
 
@@ -65,6 +65,15 @@ async def resolver_fails() -> None:
 def package_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "anthropic", None)
     import_client("anthropic", "anthropic[aiohttp]")
+
+
+def machine_without_a_filter(monkeypatch: pytest.MonkeyPatch) -> None:
+    sandbox._refusal.cache_clear()
+    monkeypatch.setattr("platform.machine", lambda: "riscv64")
+    try:
+        sandbox.SubprocessSandbox()
+    finally:
+        sandbox._refusal.cache_clear()
 
 
 async def hosted_on_chat() -> None:
@@ -344,6 +353,7 @@ ROWS = [
         "text",
         {"errors": None},
     ),
+    Row("LOUSHO_SANDBOX_EGRESS_UNSUPPORTED", LoushoError, machine_without_a_filter, "riscv64"),
     Row("LOUSHO_OPERATION_TIMEOUT", errors.OperationTimeoutError, slow_call, "5", {"timeout_ms": 5}),
     Row(
         "LOUSHO_BUDGET_EXCEEDED",
@@ -376,7 +386,6 @@ LATER = {
         *("TOKEN_KEY_MISSING", "TOKEN_DECRYPT_FAILED"),
     ),
     "chapters 47 and 48 (command line and server)": ("DEPLOY_FAILED", "AUTH_CONFIG_INVALID"),
-    "chapter 20 (sandboxes)": ("SANDBOX_EGRESS_UNSUPPORTED",),
     "not built: the registry": (
         *("REGISTRY_UNREACHABLE", "REGISTRY_ITEM_NOT_FOUND", "REGISTRY_INVALID", "REGISTRY_UNSAFE_PATH"),
         *("REGISTRY_FILE_EXISTS", "REGISTRY_MANIFEST_MISMATCH"),

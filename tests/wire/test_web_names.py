@@ -91,7 +91,7 @@ async def test_tls_keeps_the_name_of_each_hop_and_checks_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # chapter 20: SNI, certificate
     authority = Authority()
-    monkeypatch.setattr(fetch, "_tls", authority.client)
+    monkeypatch.setattr(fetch, "tls_context", authority.client)
     secure = Site()
     context = secure.secure(authority.server("a.example", "b.example"))
     server = await asyncio.start_server(secure.serve, "127.0.0.2", 0, ssl=context)
