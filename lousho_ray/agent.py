@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
-from lousho_ray.approvals import Approvals, PausedLink
+from lousho_ray.approvals import Approvals
 from lousho_ray.call_options import call_options
 from lousho_ray.context.compaction import check_compaction
 from lousho_ray.context.strategies import summarizers_of
@@ -23,13 +23,14 @@ from lousho_ray.handle import AgentRun, Input, LocalRun, settle
 from lousho_ray.ids import check_run_id, check_session_id, is_session_id, new_id, new_session_id
 from lousho_ray.limits.limiter import RateLimiter
 from lousho_ray.loop.checkpoint import RunFacts
-from lousho_ray.loop.emitter import Emitter, Stamp, guarded
+from lousho_ray.loop.emitter import Emitter, Stamp
 from lousho_ray.loop.input import as_messages
 from lousho_ray.loop.open import CallOptions, RunContext
 from lousho_ray.loop.result import ExecutionResult
 from lousho_ray.loop.run import run
 from lousho_ray.loop_thread import SYNC_LOOP
 from lousho_ray.messages import Message
+from lousho_ray.observing import ObservedPlace, PausedPlace, observers_of, tell_end
 from lousho_ray.option_checks import SESSION_KEYWORDS, UNSET, check_choice, unknown_keyword
 from lousho_ray.options import Limits, parse_options
 from lousho_ray.ports import ApprovalStore, Observer
@@ -80,7 +81,7 @@ class Agent(Generic[T]):
         self._options = options
         self._runtime_name: RuntimeName = runtime
         self._own_approvals: ApprovalStore = definition.approval_store or InMemoryApprovalStore()
-        self._approvals: Approvals[T] = Approvals(self._approval_store, self._link_of)
+        self._approvals: Approvals[T] = Approvals(self._approval_store, self._place_of)
 
     @property
     def name(self) -> str:
@@ -173,10 +174,9 @@ class Agent(Generic[T]):
             SessionAwaitingApprovalError: It waits for a decision.
             ConfigurationError: `LOUSHO_CONFIG_MISSING_CHECKPOINT_STORE`.
         """
-        observers = [] if self._definition.on_event is None else [guarded(self._definition.on_event)]
         link = self._durable_run(id)
-        turn = link.start(ResumeRequest(new_id("run_"), business_state=business_state), observers)
-        turn.task.add_done_callback(lambda task: self._note_pause(task, link))
+        turn = link.start(ResumeRequest(new_id("run_"), business_state=business_state), self._observers())
+        turn.task.add_done_callback(lambda task: self._over(turn.run_id, task, link))
         result: ExecutionResult[T] | None = await settle(turn)
         return await self.session(id).resume() if result is None and is_session_id(id) else result
 
@@ -233,13 +233,13 @@ class Agent(Generic[T]):
             raise ConfigurationError(
                 "business_state is kept in the checkpoint of a durable run: pass session_id, too.", field="business_state"
             )
-        link: PausedLink = self._link_of({}) if run_id is None else self._durable_run(run_id)
-        if isinstance(link, RunLink):
-            observers = [] if self._definition.on_event is None else [guarded(self._definition.on_event)]
-            turn = link.start(TurnRequest(new_id("run_"), messages, call=call, observed=observed), observers)
+        link = None if run_id is None else self._durable_run(run_id)
+        if link is not None:
+            request = TurnRequest(new_id("run_"), messages, call=call, observed=observed)
+            turn = link.start(request, self._observers())
         else:
             turn = self._plain_run(messages, call, observed=observed)
-        turn.task.add_done_callback(lambda task: self._note_pause(task, link))
+        turn.task.add_done_callback(lambda task: self._over(turn.run_id, task, link))
         if cancel is not None:
             let_go = cancel.watch(turn.abort)
             turn.task.add_done_callback(lambda _: let_go())
@@ -247,7 +247,7 @@ class Agent(Generic[T]):
 
     def _plain_run(self, messages: Sequence[Message], call: CallOptions, *, observed: bool) -> LocalRun:
         turn = LocalRun(new_id("run_"))
-        sinks: list[Observer] = [] if self._definition.on_event is None else [guarded(self._definition.on_event)]
+        sinks = self._observers()
         if observed:
             sinks.append(turn.log.append)
         turn.start(self._run(turn, messages, call, sinks, observed=observed))
@@ -307,12 +307,16 @@ class Agent(Generic[T]):
         reached: ApprovalStore = (await self.runtime().reach(store)).approvals
         return reached
 
-    def _link_of(self, snapshot: Mapping[str, Any]) -> PausedLink:
+    def _place_of(self, snapshot: Mapping[str, Any]) -> PausedPlace:
         """Where a decision is carried out: in the session or the durable run that the pause belongs to, or here for a plain run."""
         if snapshot.get("session") is not None:
-            return self.session(snapshot["session"]).link
+            return self._observed(self.session(snapshot["session"]).link)
         if snapshot.get("sessionId") is not None:
-            return self._durable_run(snapshot["sessionId"])
+            return self._observed(self._durable_run(snapshot["sessionId"]))
+        return self._observed(self._here())
+
+    def _here(self) -> LocalLink:
+        """Continues paused runs of plain sends, in this process."""
         parts = StoreParts(MemorySessionStore(), None, self._own_approvals)
 
         def link(id: str) -> LocalLink:
@@ -320,11 +324,18 @@ class Agent(Generic[T]):
 
         return link("run")
 
-    def _note_pause(self, task: asyncio.Task[Any], link: PausedLink) -> None:
-        if task.cancelled() or task.exception() is not None or task.result() is None:
-            return
-        if task.result().approval_id is not None:
-            self._approvals.made(str(task.result().approval_id), link)
+    def _observers(self) -> list[Observer]:
+        return observers_of(self._definition.on_event)
+
+    def _observed(self, place: PausedPlace) -> ObservedPlace:
+        return ObservedPlace(place, self._observers, self._definition.on_run_end)
+
+    def _over(self, run_id: str, task: asyncio.Task[Any], link: RunLink | None) -> None:
+        """A plain or durable run is over."""
+        result = None if task.cancelled() or task.exception() is not None else task.result()
+        if result is not None and result.approval_id is not None:
+            self._approvals.made(str(result.approval_id), self._observed(self._here() if link is None else link))
+        tell_end(self._definition.on_run_end, run_id, task)
 
     def __repr__(self) -> str:
         provider = self._definition.provider

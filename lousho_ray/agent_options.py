@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from lousho_ray.agent import Agent
     from lousho_ray.loop.open import ResolverContext
     from lousho_ray.loop.output import OutputContext
+    from lousho_ray.loop.result import ExecutionResult
 
 Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high"]
 
@@ -65,4 +66,5 @@ class CreateAgentOptions(TypedDict, total=False):
     max_tool_result_chars: float
     spill_tool_results: bool
     on_event: Callable[[Event], None]
+    on_run_end: Callable[[ExecutionResult[Any] | None, BaseException | None], object]
     runtime: Literal["local", "ray"]

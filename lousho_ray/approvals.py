@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
 from lousho_ray.durable import approval_not_found
 from lousho_ray.errors import AgentDriftError, ConfigurationError, ResumeToolMissingError, ToolArgumentsValidationError
@@ -20,7 +20,8 @@ from lousho_ray.session import DecisionRequest
 from lousho_ray.turn_start import failed_run
 
 if TYPE_CHECKING:
-    from lousho_ray.ports import ApprovalStore, Observer
+    from lousho_ray.observing import PausedPlace
+    from lousho_ray.ports import ApprovalStore
 
 T = TypeVar("T")
 
@@ -66,14 +67,6 @@ class PendingApproval:
         )
 
 
-class PausedLink(Protocol):
-    """Where a pause is, and where a decision on it is carried out."""
-
-    def start(self, request: DecisionRequest, observers: Sequence[Observer], /) -> RunSource: ...
-
-    async def approval(self, approval_id: str) -> Mapping[str, Any] | None: ...
-
-
 class Approvals(Generic[T]):
     """The pauses of one agent.
 
@@ -82,13 +75,13 @@ class Approvals(Generic[T]):
         link: The link to what a pause belongs to, by the snapshot saved with it: a session, or the run of a plain `send()`.
     """
 
-    def __init__(self, store: Callable[[], Awaitable[ApprovalStore]], link: Callable[[Mapping[str, Any]], PausedLink]) -> None:
+    def __init__(self, store: Callable[[], Awaitable[ApprovalStore]], link: Callable[[Mapping[str, Any]], PausedPlace]) -> None:
         self._store = store
         self._link = link
-        self._made: dict[str, PausedLink] = {}
+        self._made: dict[str, PausedPlace] = {}
         self._watching: set[asyncio.Task[Any]] = set()
 
-    def made(self, approval_id: str, link: PausedLink) -> None:
+    def made(self, approval_id: str, link: PausedPlace) -> None:
         """A run of this agent object paused."""
         self._made[approval_id] = link
 
@@ -190,7 +183,7 @@ class Approvals(Generic[T]):
                 f"Approval '{id}' is no question but a call of tool '{pending.tool_name}'; decide it with resolve().", field="id"
             )
 
-    async def _settled(self, id: str, link: PausedLink, source: RunSource) -> ExecutionResult[T]:
+    async def _settled(self, id: str, link: PausedPlace, source: RunSource) -> ExecutionResult[T]:
         """The result of a continuation. A decision that was refused before it took the pause leaves that in the list."""
         try:
             result = await settle(source)
@@ -203,7 +196,7 @@ class Approvals(Generic[T]):
             self.made(result.approval_id, link)
         return result
 
-    async def _find(self, id: str) -> PausedLink | None:
+    async def _find(self, id: str) -> PausedPlace | None:
         link = self._made.get(id)
         if link is None and (record := await (await self._store()).load(id)) is not None:
             link = self._link(record[1])

@@ -106,6 +106,8 @@ def create_agent(*, output: Any = None, **options: Any) -> Agent[Any]:
         spill_tool_results: Keeps a longer result whole, in the memory of the process where the run runs, and adds the tool
             `read_result`, which reads the rest (`False`).
         on_event: Called with every event of the agent's runs.
+        on_run_end: `fn(result, error)`, called once at the end of every run, with the result or with the error that it raised
+            (`error.usage` says what had been spent). Runs of sub-agents are part of their lead's.
         runtime: `"ray"` (default) or `"local"`, else `LOUSHO_RUNTIME`. Ray is only started by the first actor.
 
     Raises:
@@ -149,7 +151,8 @@ def create_agent(*, output: Any = None, **options: Any) -> Agent[Any]:
         approval_ttl_ms=check_positive_number(given["approval_ttl_ms"], "approval_ttl_ms") if "approval_ttl_ms" in given else None,
         on_agent_drift=cast("Any", check_choice(given.get("on_agent_drift", "warn"), "on_agent_drift", DRIFT_MODES)),
         store=_store(given.get("store")),
-        on_event=_listener(given.get("on_event")),
+        on_event=_listener(given.get("on_event"), "on_event"),
+        on_run_end=_listener(given.get("on_run_end"), "on_run_end"),
         **_providers(given),
     )
     shown = {**given, "output": output} if output is not None else given
@@ -337,12 +340,12 @@ def _store(store: Any) -> Any:
     return store
 
 
-def _listener(listener: Any) -> Any:
+def _listener(listener: Any, field: str) -> Any:
     if listener is None:
         return None
     if inspect.iscoroutinefunction(listener):
-        raise ConfigurationError("on_event must be a plain function: events are delivered synchronously.", field="on_event")
-    return check_callable(listener, "on_event")
+        raise ConfigurationError(f"{field} must be a plain function: it is called synchronously.", field=field)
+    return check_callable(listener, field)
 
 
 def _result_chars(value: Any) -> float:

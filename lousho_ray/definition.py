@@ -62,6 +62,7 @@ class AgentDefinition:
     on_agent_drift: Literal["warn", "error", "ignore"] = "warn"
     store: Any = None
     on_event: Callable[[Any], None] | None = None
+    on_run_end: Callable[[Any, BaseException | None], object] | None = None
 
     @functools.cached_property
     def fingerprint(self) -> Mapping[str, Any]:
@@ -83,4 +84,5 @@ class AgentDefinition:
 
     def portable(self) -> AgentDefinition:
         """The part that runs elsewhere: observers stay with the caller, stores are reached by reference."""
-        return replace(self, on_event=None, store=None)
+        children = {name: child.portable() for name, child in self.subagents.items()}
+        return replace(self, on_event=None, on_run_end=None, store=None, subagents=children)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
@@ -12,13 +11,14 @@ from lousho_ray.cancellation import CancelToken
 from lousho_ray.definition import AgentDefinition
 from lousho_ray.durable import PendingTurn
 from lousho_ray.events import Event
-from lousho_ray.handle import AgentRun, Input, settle
+from lousho_ray.handle import AgentRun, Input, RunSource, settle
 from lousho_ray.ids import check_session_id, new_id
 from lousho_ray.loop.emitter import guarded
 from lousho_ray.loop.input import as_messages
 from lousho_ray.loop.result import ExecutionResult
 from lousho_ray.loop_thread import SYNC_LOOP
 from lousho_ray.messages import Message
+from lousho_ray.observing import ObservedPlace, WatchedRun, observers_of
 from lousho_ray.ports import Observer
 from lousho_ray.session import ResumeRequest, SessionLink, TurnPolicy, TurnRequest, cleared_event, transcript
 from lousho_ray.session_compaction import SessionCompaction, chosen_options
@@ -74,7 +74,7 @@ class Session(Generic[T]):
     def saw(self, result: ExecutionResult[Any]) -> None:
         """Takes over what a turn of this handle left: its transcript, or its pause."""
         if result.approval_id is not None:
-            self._approvals.made(result.approval_id, self._link)
+            self._approvals.made(result.approval_id, ObservedPlace(self._link, self._observers, self._definition.on_run_end))
         if result.finish_reason not in ("aborted", "awaiting-approval"):
             self._messages = tuple(transcript(result))
 
@@ -92,10 +92,7 @@ class Session(Generic[T]):
 
     async def resume(self) -> ExecutionResult[T] | None:
         """Finishes the interrupted turn: recorded results and replies are reused. `None` when nothing is pending."""
-        result: ExecutionResult[T] | None = await settle(self._link.start(ResumeRequest(new_id("run_")), self._observers()))
-        if result is not None:
-            self.saw(result)
-        return result
+        return await settle(self._watched(self._link.start(ResumeRequest(new_id("run_")), self._observers())))
 
     async def discard_pending(self) -> None:
         """Drops the unfinished turn without running anything."""
@@ -192,46 +189,16 @@ class Session(Generic[T]):
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener) if listener in self._listeners else None
 
-    def _start(self, input: Input, options: Mapping[str, Any], where: str, *, observed: bool) -> _Turn:
+    def _start(self, input: Input, options: Mapping[str, Any], where: str, *, observed: bool) -> WatchedRun:
         call, cancel = call_options(options, f"session.{where}()")
         request = TurnRequest(new_id("run_"), as_messages(input), self._policy, call, observed)
-        source = self._link.start(request, self._observers())
-        return _Turn(source, self, cancel)
+        return self._watched(self._link.start(request, self._observers()), cancel)
+
+    def _watched(self, source: RunSource, cancel: CancelToken | None = None) -> WatchedRun:
+        return WatchedRun(source, self._definition.on_run_end, self.saw, cancel)
 
     def _observers(self) -> list[Observer]:
-        return [guarded(listener) for listener in (self._definition.on_event, *self._listeners) if listener is not None]
+        return observers_of(self._definition.on_event, *self._listeners)
 
     def __repr__(self) -> str:
         return f"<Session {self.id!r} of {self._definition.name!r}, {len(self._messages)} messages>"
-
-
-class _Turn:
-    """A session's turn as its handle sees it: the handle learns what the turn left, whether anybody awaits its result or not."""
-
-    def __init__(self, source: Any, session: Session[Any], cancel: CancelToken | None) -> None:
-        self.run_id: str = source.run_id
-        self.enqueue = source.enqueue
-        self.steer = source.steer
-        self.abort = source.abort
-        self.leave = source.leave
-        self._ended = asyncio.ensure_future(self._end(source, session))
-        self._ended.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-        if cancel is not None:
-            let_go = cancel.watch(source.abort)
-            self._ended.add_done_callback(lambda _: let_go())
-        self._source = source
-
-    async def read(self, cursor: int) -> tuple[list[Event], int, bool]:
-        events, cursor, end = await self._source.read(cursor)
-        if end:
-            await asyncio.wait({self._ended})  # When the loop over the events ends, `session.messages` is complete.
-        return events, cursor, end
-
-    async def result(self) -> ExecutionResult[Any]:
-        await self._source.result()
-        return await asyncio.shield(self._ended)
-
-    async def _end(self, source: Any, session: Session[Any]) -> ExecutionResult[Any]:
-        result: ExecutionResult[Any] = await source.result()
-        session.saw(result)
-        return result

@@ -45,7 +45,7 @@ from lousho_ray.session_compaction import Continuation, SessionCompaction, compa
 from lousho_ray.session_records import SessionRecords
 from lousho_ray.subagents import Spawner, open_with_subagents
 from lousho_ray.turn_lease import TurnLease, end_lease
-from lousho_ray.turn_start import refuse_joining, reported, run_emitter, taken_by, unless_aborted
+from lousho_ray.turn_start import joined_result, refuse_joining, reported, run_emitter, taken_by, unless_aborted
 from lousho_ray.turns import Place, TurnLine
 
 T = TypeVar("T")
@@ -142,7 +142,7 @@ class SessionHost(SessionRecords):
             taken = await turn.signal.guard(taken_by(item, target))
             if taken or (not target.task.cancelled() and target.task.exception() is not None):
                 place.leave()
-                result = await reported(turn.signal.guard(target.result()), emitter)
+                result = await reported(joined_result(turn, target), emitter)
                 emitter.emit(RunDone, finish_reason=result.finish_reason, text=result.text, usage=EventUsage.of(result.usage))
                 return result
         except Aborted as aborted:

@@ -37,6 +37,22 @@ async def taken_by(item: QueuedInput, target: LocalRun) -> bool:
     return False
 
 
+def joined_runs(error: BaseException) -> tuple[str, ...]:
+    """The ids of the calls that had joined the turn which an error ended."""
+    runs: tuple[str, ...] = error.__dict__.get("joined_runs", ())
+    return runs
+
+
+async def joined_result(turn: LocalRun, target: LocalRun) -> ExecutionResult[Any]:
+    """What a call that joined a turn gets: that turn's outcome. An error then says who had joined."""
+    try:
+        return await turn.signal.guard(target.result())
+    except Exception as error:
+        if not turn.signal.aborted:
+            error.__dict__["joined_runs"] = (*joined_runs(error), turn.run_id)
+        raise
+
+
 async def refuse_joining(option: str, session_id: str) -> ExecutionResult[Any]:
     raise ConfigurationError(
         f"{option} cannot apply to a call that joins a running turn of session '{session_id}'; leave it out, or wait for the turn.",

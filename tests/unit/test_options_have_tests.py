@@ -124,6 +124,7 @@ TESTS: dict[str, dict[str, str]] = {
         "abort_grace_ms": f"{U}batch.py::test_abort_grace_leaves_a_stubborn_tool_behind",
         "max_tool_result_chars": f"{U}batch.py::test_results_are_encoded_and_capped",
         "spill_tool_results": f"{U}tool_spill.py::test_a_cut_result_names_a_handle_by_which_its_rest_is_read",
+        "on_run_end": f"{U}run_end.py::test_a_run_that_returns_is_told_with_its_result",
         "on_event": f"{U}loop_events.py::test_listeners_get_what_a_stream_gets_and_streams_what_send_does",
         "runtime": f"{AGENT}the_runtime_comes_from_the_option_then_the_environment",
     },
