@@ -14,6 +14,7 @@ from lousho_ray.loop.checkpoint import RunFacts, freeze
 from lousho_ray.loop.state import Ask, Decision, RunState
 from lousho_ray.messages import Message, ToolCall, decode_bytes, encode_bytes, unanswered_calls
 from lousho_ray.ports import ApprovalStore, CheckpointStore, SessionStore
+from lousho_ray.stores.durable_turns import DurableTurns, turns_of
 from lousho_ray.stores.memory import MemorySessionStore
 from lousho_ray.tools.registry import find_tool
 
@@ -25,6 +26,8 @@ class StoreParts:
     sessions: SessionStore
     checkpoints: CheckpointStore | None
     approvals: ApprovalStore
+    turns: DurableTurns | None = None
+    """Both ends of a turn in one step each, where the store has that."""
 
 
 def sessions_of(store: Any) -> SessionStore | None:
@@ -41,6 +44,7 @@ def store_parts(store: Any, approvals: ApprovalStore) -> StoreParts:
         sessions_of(store) or MemorySessionStore(),
         getattr(store, "checkpoints", None),
         getattr(store, "approvals", None) or approvals,
+        turns_of(store),
     )
 
 
@@ -120,16 +124,6 @@ class StoredPauses:
         if self._facts.session_id is not None and self._facts.session_id != self._key:
             snapshot["session"] = self._facts.session_id
         return snapshot | self._facts.optional()
-
-
-def turn_key(session_id: str, transcript_length: int) -> str:
-    """The checkpoint id of a session's turn: another process finds it without any bookkeeping."""
-    return f"{session_id}.turn-{transcript_length}"
-
-
-def turn_length(key: str) -> int:
-    """The length of the transcript that the turn of a `turn_key()` began from."""
-    return int(key.rpartition("-")[2])
 
 
 def awaiting(session_id: str, pending: PendingTurn) -> SessionAwaitingApprovalError:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from lousho_ray.definition import AgentDefinition
-from lousho_ray.durable import PendingTurn, StoreParts, awaiting, decisions_of, turn_key
+from lousho_ray.durable import PendingTurn, StoreParts, awaiting, decisions_of
 from lousho_ray.errors import ConfigurationError, LoushoError
 from lousho_ray.handle import LocalRun
 from lousho_ray.ids import is_session_id
@@ -27,6 +27,7 @@ from lousho_ray.resuming import left_decision
 from lousho_ray.session import DecisionRequest, Request, TurnRequest
 from lousho_ray.session_compaction import Continuation
 from lousho_ray.session_host import SessionHost
+from lousho_ray.stores.entries import turn_key
 from lousho_ray.subagents import Spawner
 from lousho_ray.turn_lease import TurnLease
 from lousho_ray.turn_start import reported, run_emitter

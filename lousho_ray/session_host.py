@@ -20,8 +20,6 @@ from lousho_ray.durable import (
     facts_of,
     failed_for_good,
     settled_decision,
-    turn_key,
-    turn_length,
 )
 from lousho_ray.errors import LoushoError, SessionTurnFailedError
 from lousho_ray.events import EventUsage, RunDone
@@ -43,6 +41,7 @@ from lousho_ray.session import DecisionRequest, Request, ResumeRequest, TurnRequ
 from lousho_ray.session_account import TurnAccount
 from lousho_ray.session_compaction import Continuation, SessionCompaction, compact_session, transcript_digest, turn_pending
 from lousho_ray.session_records import SessionRecords
+from lousho_ray.stores.entries import turn_key, turn_length
 from lousho_ray.subagents import Spawner, open_with_subagents
 from lousho_ray.turn_lease import TurnLease, end_lease
 from lousho_ray.turn_start import joined_result, refuse_joining, reported, run_emitter, taken_by, unless_aborted
@@ -182,9 +181,8 @@ class SessionHost(SessionRecords):
     async def _after_pending(self, turn: LocalRun, emitter: Emitter, lease: TurnLease) -> list[Message]:
         """Finishes what an earlier turn left behind; the transcript as it is then."""
         history = await lease.load()
-        key = turn_key(self._id, len(history))
         assert self._parts.checkpoints is not None
-        if await self._parts.checkpoints.load(key) is None:
+        if await lease.unfinished(self._parts.checkpoints, len(history)) is None:
             return history
         await self._finish_pending(turn, emitter, lease, fresh=False)
         return await lease.load()
@@ -327,6 +325,8 @@ class SessionHost(SessionRecords):
             await lease.save(messages)
             return
         shortened = len(messages) <= turn_length(recorder.key)
+        if await lease.end(messages, recorder, shortened=shortened):
+            return
         replaces = transcript_digest(await lease.load()) if shortened else None
         # Both in one go: either alone is enough to find the turn again after a crash.
         await asyncio.gather(recorder.finished(result, replaces), lease.save(messages))

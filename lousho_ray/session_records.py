@@ -8,11 +8,12 @@ from typing import Any
 from lousho_ray.cancellation import AbortSignal
 from lousho_ray.clock import Clock
 from lousho_ray.definition import AgentDefinition
-from lousho_ray.durable import PendingTurn, StoreParts, awaiting, turn_key
+from lousho_ray.durable import PendingTurn, StoreParts, awaiting
 from lousho_ray.errors import LoushoError
 from lousho_ray.handle import LocalRun
 from lousho_ray.ids import new_id
 from lousho_ray.messages import Message
+from lousho_ray.stores.entries import turn_key, turn_prefix
 from lousho_ray.turn_lease import TurnLease
 from lousho_ray.turns import TurnLine
 
@@ -87,7 +88,7 @@ class SessionRecords:
         """Drops all records of turns: in a transcript that was shortened, their lengths come round again."""
         delete_prefix = getattr(self._parts.checkpoints, "delete_prefix", None)
         if delete_prefix is not None:
-            await delete_prefix(f"{self._id}.turn-")
+            await delete_prefix(turn_prefix(self._id))
 
     async def _saved_turn(self) -> tuple[str, dict[str, Any]] | None:
         if self._parts.checkpoints is None:
@@ -98,4 +99,5 @@ class SessionRecords:
 
     def _lease(self, run_id: str, abort: AbortSignal) -> TurnLease:
         wait_ms = self._definition.session_wait_ms
-        return TurnLease(self._parts.sessions, self._id, run_id, abort, wait_ms=wait_ms, clock=self._clock)
+        turns = self._parts.turns
+        return TurnLease(self._parts.sessions, self._id, run_id, abort, wait_ms=wait_ms, clock=self._clock, turns=turns)

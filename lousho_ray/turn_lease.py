@@ -17,8 +17,11 @@ from typing import Any
 from lousho_ray.cancellation import AbortSignal
 from lousho_ray.clock import SYSTEM_CLOCK, Clock
 from lousho_ray.errors import LoushoError
+from lousho_ray.loop.checkpoint import Recorder
 from lousho_ray.messages import Message
-from lousho_ray.ports import SessionStore
+from lousho_ray.ports import CheckpointStore, SessionStore
+from lousho_ray.stores.durable_turns import DurableTurns
+from lousho_ray.stores.entries import turn_key
 
 log = logging.getLogger("lousho_ray")
 
@@ -37,6 +40,7 @@ class TurnLease:
         run_id: The turn's run, by which others know its lease.
         abort: Fires to end the wait; it is fired when the lease is lost.
         wait_ms: How long to wait for another process's turn.
+        turns: Both ends of a turn in one step each, where the store has that.
 
     Raises:
         LoushoError: `LOUSHO_SESSION_BUSY`: another process held the session for all of `wait_ms`.
@@ -51,16 +55,20 @@ class TurnLease:
         *,
         wait_ms: float = LEASE_MS,
         clock: Clock = SYSTEM_CLOCK,
+        turns: DurableTurns | None = None,
     ) -> None:
         self._sessions: Any = sessions
         self._id = session_id
         self._abort = abort
         self._wait_ms = wait_ms
         self._clock = clock
-        self._holder = f"{_this_process()}/{run_id}"
+        self._turns = turns
+        self._holder = f"{_this_process(os.getpid())}/{run_id}"
         self._fence: int | None = None
         self._renewal: asyncio.Task[None] | None = None
         self._transcript: list[Message] | None = None
+        self._opened = False
+        self._left_behind: dict[str, Any] | None = None
 
     @property
     def leased(self) -> bool:
@@ -91,6 +99,26 @@ class TurnLease:
         transcript, self._transcript = self._transcript, None
         return transcript if transcript is not None else await self._sessions.load(self._id) or []
 
+    async def unfinished(self, checkpoints: CheckpointStore, length: int) -> dict[str, Any] | None:
+        """What an earlier turn from a transcript of this length left behind; the first time as it was read with the claim."""
+        if self._opened:
+            self._opened = False
+            return self._left_behind
+        return await checkpoints.load(turn_key(self._id, length))
+
+    async def end(self, messages: Sequence[Message], recorder: Recorder, *, shortened: bool) -> bool:
+        """Ends a recorded turn in one step: its transcript is saved, its checkpoint deleted, the lease given back.
+
+        `False`: the store cannot do that, nothing was done.
+        """
+        if self._turns is None or self._fence is None:
+            return False
+        await recorder.close()
+        fence = self._fence
+        await self._turns.end(self._id, messages, holder=self._holder, fence=fence, checkpoint=recorder.key, shortened=shortened)
+        self._fence = None
+        return True
+
     async def save(self, messages: Sequence[Message]) -> None:
         """Saves the transcript. The lease is given back after it: a store need not keep the order of calls made at once.
 
@@ -105,12 +133,7 @@ class TurnLease:
     async def _claim(self) -> None:
         deadline, pause = self._clock.now() + self._wait_ms / 1000, FIRST_RETRY_S
         while not self._abort.aborted:
-            # Both in one go: a store that gathers its work does them in one transaction.
-            claim = self._sessions.claim(self._id, self._holder, LEASE_MS)
-            answers: tuple[Any, Any] = await asyncio.gather(claim, self._sessions.load(self._id), return_exceptions=True)
-            fence, saved = answers
-            if isinstance(fence, BaseException):
-                raise fence
+            fence, saved = await self._take()
             self._fence = fence
             if isinstance(saved, BaseException):
                 raise saved
@@ -126,6 +149,18 @@ class TurnLease:
                 )
             await self._clock.sleep(pause)
             pause = min(pause * 2, LAST_RETRY_S)
+
+    async def _take(self) -> tuple[int | None, list[Message] | BaseException | None]:
+        """Claims the lease and reads the transcript, in one go: a store that gathers its work does both in one transaction."""
+        if self._turns is not None:
+            opened = await self._turns.open(self._id, self._holder, LEASE_MS)
+            self._opened, self._left_behind = opened.fence is not None, opened.checkpoint
+            return opened.fence, opened.messages
+        claim = self._sessions.claim(self._id, self._holder, LEASE_MS)
+        answers: tuple[Any, Any] = await asyncio.gather(claim, self._sessions.load(self._id), return_exceptions=True)
+        if isinstance(answers[0], BaseException):
+            raise answers[0]
+        return answers
 
     async def _freed_from_the_dead(self) -> bool:
         """Ends the lease of a process of this machine that is no more; others are waited for."""
@@ -169,8 +204,9 @@ def _machine() -> str:
         return ""
 
 
-def _this_process() -> str:
-    return f"{os.getpid()}.{_started_at(os.getpid())}@{_machine()}"
+@functools.cache
+def _this_process(pid: int) -> str:
+    return f"{pid}.{_started_at(pid)}@{_machine()}"
 
 
 def _started_at(pid: int) -> str:

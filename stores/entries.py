@@ -118,6 +118,21 @@ def session_of(pending: Mapping[str, Any], snapshot: Mapping[str, Any]) -> str |
 _TURN_KEY = re.compile(r"\.(?:turn-\d+|paused)\Z")
 
 
+def turn_prefix(session_id: str) -> str:
+    """What the checkpoint ids of all turns of a session begin with."""
+    return f"{session_id}.turn-"
+
+
+def turn_key(session_id: str, transcript_length: int) -> str:
+    """The checkpoint id of a session's turn: another process finds it without any bookkeeping."""
+    return f"{session_id}.turn-{transcript_length}"
+
+
+def turn_length(key: str) -> int:
+    """The length of the transcript that the turn of a `turn_key()` began from."""
+    return int(key.rpartition("-")[2])
+
+
 def base_session(run_id: str) -> str:
     """`trip.turn-3` and `trip.paused` belong to the session `trip`; any other id is its own."""
     return _TURN_KEY.sub("", run_id)

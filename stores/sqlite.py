@@ -22,6 +22,7 @@ from lousho_ray.stores.parts import ClosingStore
 from lousho_ray.stores.sqlite_approvals import SqliteApprovals
 from lousho_ray.stores.sqlite_checkpoints import LIVE_BRANCHES, SqliteCheckpoints
 from lousho_ray.stores.sqlite_sessions import SqliteSessions
+from lousho_ray.stores.sqlite_turns import SqliteTurns
 
 if TYPE_CHECKING:
     import sqlite3
@@ -69,6 +70,7 @@ class SqliteStore(ClosingStore):
         self.sessions = SqliteSessions(self._database, clock)
         self.checkpoints = SqliteCheckpoints(self._database, self.history_limit, clock)
         self.approvals = SqliteApprovals(self._database, clock)
+        self.turns = SqliteTurns(self._database, self.sessions, self.checkpoints)
 
     @property
     def location(self) -> StoreLocation:

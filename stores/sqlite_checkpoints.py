@@ -63,42 +63,17 @@ class SqliteCheckpoints:
 
     async def load(self, id: str, /) -> dict[str, Any] | None:
         check_run_id(id, "id")
-
-        def unit(connection: sqlite3.Connection) -> SplitRecord | None:
-            row = connection.execute("SELECT body, lists FROM checkpoints WHERE id = ?", (id,)).fetchone()
-            return None if row is None else _read(connection, row[0], row[1])
-
-        record = await self._database.run(unit)
+        record = await self._database.run(lambda connection: self.load_in(connection, id))
         return None if record is None else record.join(f"checkpoint '{id}'", self._database.path)
 
     async def delete(self, id: str, /, *, keep_history: bool = False) -> None:
         check_run_id(id, "id")
-
-        def unit(connection: sqlite3.Connection) -> None:
-            before = _branches(connection, id)
-            connection.execute("DELETE FROM checkpoints WHERE id = ?", (id,))
-            if not keep_history:
-                connection.execute("DELETE FROM checkpoint_history WHERE id = ?", (id,))
-            _delete_branches(connection, before - _branches(connection, id))
-
-        await self._database.run(unit, write=True)
+        await self._database.run(lambda connection: self.delete_in(connection, id, keep_history=keep_history), write=True)
 
     async def delete_prefix(self, prefix: str, /) -> int:
         """Deletes all checkpoints, with their histories, whose id starts with `prefix`. Returns how many runs that were."""
         check_prefix(prefix)
-        after = prefix[:-1] + chr(ord(prefix[-1]) + 1)
-
-        def unit(connection: sqlite3.Connection) -> int:
-            where = "WHERE id >= ? AND id < ?"
-            query = f"SELECT id FROM checkpoints {where} UNION SELECT id FROM checkpoint_history {where}"
-            found = connection.execute(query, (prefix, after) * 2).fetchall()
-            for (run_id,) in found:
-                _delete_branches(connection, _branches(connection, run_id))
-            connection.execute(f"DELETE FROM checkpoint_history {where}", (prefix, after))
-            connection.execute(f"DELETE FROM checkpoints {where}", (prefix, after))
-            return len(found)
-
-        return await self._database.run(unit, write=True)
+        return await self._database.run(lambda connection: self.delete_prefix_in(connection, prefix), write=True)
 
     async def history(self, id: str, /, *, limit: int | None = None) -> list[HistoryEntry]:
         """The kept saves of a run, newest first."""
@@ -117,6 +92,29 @@ class SqliteCheckpoints:
         ]
 
     # ---------------------------------------------------------------------------------------------- in the owner thread
+
+    def load_in(self, connection: sqlite3.Connection, id: str) -> SplitRecord | None:
+        row = connection.execute("SELECT body, lists FROM checkpoints WHERE id = ?", (id,)).fetchone()
+        return None if row is None else _read(connection, row[0], row[1])
+
+    def delete_in(self, connection: sqlite3.Connection, id: str, *, keep_history: bool = False) -> None:
+        before = _branches(connection, id)
+        connection.execute("DELETE FROM checkpoints WHERE id = ?", (id,))
+        if not keep_history:
+            connection.execute("DELETE FROM checkpoint_history WHERE id = ?", (id,))
+        _delete_branches(connection, before - _branches(connection, id) if keep_history else before)
+        self._known.forget(id)
+
+    def delete_prefix_in(self, connection: sqlite3.Connection, prefix: str) -> int:
+        after = prefix[:-1] + chr(ord(prefix[-1]) + 1)
+        where = "WHERE id >= ? AND id < ?"
+        query = f"SELECT id FROM checkpoints {where} UNION SELECT id FROM checkpoint_history {where}"
+        found = connection.execute(query, (prefix, after) * 2).fetchall()
+        for (run_id,) in found:
+            _delete_branches(connection, _branches(connection, run_id))
+        connection.execute(f"DELETE FROM checkpoint_history {where}", (prefix, after))
+        connection.execute(f"DELETE FROM checkpoints {where}", (prefix, after))
+        return len(found)
 
     def _save(self, connection: sqlite3.Connection, facts: CheckpointFacts, record: SplitRecord) -> None:
         row = connection.execute("SELECT version, revision, lists FROM checkpoints WHERE id = ?", (facts.id,)).fetchone()

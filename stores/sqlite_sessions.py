@@ -80,7 +80,7 @@ class SqliteSessions:
 
     async def load(self, id: str, /) -> list[Message] | None:
         check_run_id(id, "id")
-        messages = await self._database.run(lambda connection: self._load(connection, id))
+        messages = await self._database.run(lambda connection: self.load_in(connection, id))
         return None if messages is None else list(own(messages))
 
     async def save(self, id: str, messages: Sequence[Message], /, *, fence: int | None = None) -> None:
@@ -92,7 +92,7 @@ class SqliteSessions:
         """
         check_run_id(id, "id")
         kept = own(messages)
-        await self._database.run(lambda connection: self._save(connection, id, kept, fence), write=True)
+        await self._database.run(lambda connection: self.save_in(connection, id, kept, fence), write=True)
 
     async def delete(self, id: str, /, *, fence: int | None = None) -> None:
         """Deletes the transcript. A turn that runs on it under another lease can no longer save it."""
@@ -123,12 +123,7 @@ class SqliteSessions:
         """
         check_run_id(id, "id")
         leases.check_ttl(ttl_ms)
-
-        def unit(connection: sqlite3.Connection) -> int | None:
-            taken = leases.claimed(_lease(connection, id), holder, ttl_ms, self._now(), lambda: _next_fence(connection))
-            return None if taken is None else _put_lease(connection, id, taken)
-
-        return await self._database.run(unit, write=True)
+        return await self._database.run(lambda connection: self.claim_in(connection, id, holder, ttl_ms), write=True)
 
     async def renew(self, id: str, holder: str, fence: int, ttl_ms: float) -> bool:
         """Prolongs a lease to `ttl_ms` from now; `False` when it was lost."""
@@ -155,12 +150,15 @@ class SqliteSessions:
         """Gives a lease back; one that was lost already is left alone. Without a number: whichever one `holder` has, for a holder
         that is known to have died."""
         check_run_id(id, "id")
-        query = "DELETE FROM leases WHERE id = ?1 AND holder = ?2 AND (?3 IS NULL OR fence = ?3)"
-        await self._database.run(lambda connection: connection.execute(query, (id, holder, fence)).rowcount, write=True)
+        await self._database.run(lambda connection: connection.execute(_RELEASE, (id, holder, fence)).rowcount, write=True)
 
     # ---------------------------------------------------------------------------------------------- in the owner thread
 
-    def _load(self, connection: sqlite3.Connection, id: str) -> tuple[Message, ...] | None:
+    def claim_in(self, connection: sqlite3.Connection, id: str, holder: str, ttl_ms: float) -> int | None:
+        taken = leases.claimed(_lease(connection, id), holder, ttl_ms, self._now(), lambda: _next_fence(connection))
+        return None if taken is None else _put_lease(connection, id, taken)
+
+    def load_in(self, connection: sqlite3.Connection, id: str) -> tuple[Message, ...] | None:
         row = connection.execute("SELECT key, version, count FROM sessions WHERE id = ?", (id,)).fetchone()
         if row is None:
             return None
@@ -176,7 +174,16 @@ class SqliteSessions:
         self._remember(id, version, transcript)
         return transcript.messages
 
-    def _save(self, connection: sqlite3.Connection, id: str, messages: tuple[Message, ...], fence: int | None) -> None:
+    def end_in(self, connection: sqlite3.Connection, id: str, messages: tuple[Message, ...], holder: str, fence: int) -> None:
+        """Saves under a lease and gives it back. Called again once that was done, it changes nothing."""
+        try:
+            self.save_in(connection, id, messages, fence)
+        except StorageError:
+            if leases.holds(_lease(connection, id), holder, fence) or self.load_in(connection, id) != messages:
+                raise
+        connection.execute(_RELEASE, (id, holder, fence))
+
+    def save_in(self, connection: sqlite3.Connection, id: str, messages: tuple[Message, ...], fence: int | None) -> None:
         version, what = secrets.randbits(62), f"session '{id}'"
         known = self._known.get(id)
         if known is not None and self._replace_version(connection, id, known[0], version, len(messages), fence):
@@ -232,6 +239,7 @@ class SqliteSessions:
             _log.warning("Session '%s' holds %d MB of messages; compaction keeps transcripts short.", id, chars // 1_000_000)
 
 
+_RELEASE = "DELETE FROM leases WHERE id = ?1 AND holder = ?2 AND (?3 IS NULL OR fence = ?3)"
 _LEASE_IS_CURRENT = "EXISTS (SELECT 1 FROM leases WHERE id = ? AND fence = ?)"
 
 

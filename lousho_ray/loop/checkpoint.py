@@ -191,11 +191,17 @@ class Recorder:
         task.add_done_callback(self._noting.discard)
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
-    async def delete(self) -> None:
+    async def close(self) -> None:
+        """Ends the recording: when this returns no save is under way, and none will be."""
+        self._over = True
         if self._noting:
             await asyncio.wait(self._noting)
         async with self._lock:
-            await self._store.delete(self.key)
+            return
+
+    async def delete(self) -> None:
+        await self.close()
+        await self._store.delete(self.key)
 
     async def _write(self, record: dict[str, Any]) -> None:
         self._revision += 1
