@@ -12,7 +12,7 @@ import ray
 from lousho_ray.actors.shipping import Shipment, Warehouse
 from lousho_ray.actors.store import StoreReference
 from lousho_ray.cancellation import AbortReason
-from lousho_ray.durable import StoreParts
+from lousho_ray.durable import StoreParts, store_parts
 from lousho_ray.errors import AgentExecutionError
 from lousho_ray.events import Event
 from lousho_ray.handle import LocalRun
@@ -21,7 +21,7 @@ from lousho_ray.loop.result import ExecutionResult
 from lousho_ray.messages import Message
 from lousho_ray.session import Request
 from lousho_ray.session_host import SessionHost
-from lousho_ray.stores.memory import InMemoryApprovalStore, MemorySessionStore
+from lousho_ray.stores.memory import InMemoryApprovalStore
 from lousho_ray.subagents import Spawner
 from lousho_ray.turns import SessionLines
 
@@ -161,12 +161,7 @@ class SessionActor:
         """The store's parts that the user's store has; what it lacks is kept in this process."""
         name = key.store.name if key.store is not None else key.private or ""
         if name not in self._stores:
-            remote = key.store.connect() if key.store is not None else None
-            self._stores[name] = StoreParts(
-                MemorySessionStore() if remote is None else remote.sessions,
-                remote.checkpoints if remote is not None and "checkpoints" in key.parts else None,
-                remote.approvals if remote is not None and "approvals" in key.parts else InMemoryApprovalStore(),
-            )
+            self._stores[name] = store_parts(None if key.store is None else key.store.connect(), InMemoryApprovalStore())
         return self._stores[name]
 
     def _turn(self, run_id: str) -> _Turn:

@@ -18,7 +18,7 @@ from ray.cloudpickle import cloudpickle
 
 from lousho_ray.actors.obstacle import find_obstacle
 from lousho_ray.definition import AgentDefinition
-from lousho_ray.errors import ConfigurationError, LoushoError
+from lousho_ray.errors import AgentExecutionError, ConfigurationError, LoushoError, message_of
 from lousho_ray.limits.limiter import RateLimiter
 from lousho_ray.providers.prices import adopt_models, registered_models
 
@@ -119,3 +119,14 @@ def _failure(value: Any, promote: Callable[[RateLimiter], None]) -> Exception | 
     except Exception as error:
         return error
     return None
+
+
+def portable(error: BaseException) -> BaseException:
+    """The error, or one of ours that says the same when it cannot be sent to another process."""
+    if isinstance(error, LoushoError):
+        return error
+    try:
+        cloudpickle.loads(cloudpickle.dumps(error))
+    except Exception:
+        return AgentExecutionError(f"{type(error).__name__}: {message_of(error)}")
+    return error

@@ -14,7 +14,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from lousho_ray.actors.calling import ActorCaller
 from lousho_ray.actors.cluster import NAMESPACE, named_actor
+from lousho_ray.actors.shipping import portable
 from lousho_ray.errors import AgentExecutionError, StorageError
+from lousho_ray.stores.durable_turns import turns_of
 from lousho_ray.stores.location import StoreLocation
 
 CALL_TIMEOUT_S = 30.0
@@ -22,6 +24,7 @@ MOST_CALLS = 500
 """Calls of one batch."""
 
 PARTS: Mapping[str, frozenset[str]] = {
+    "turns": frozenset({"open", "end"}),
     "sessions": frozenset({"load", "save", "delete", "list", "claim", "renew", "release", "holder"}),
     "checkpoints": frozenset({"load", "save", "delete", "delete_prefix", "history"}),
     "approvals": frozenset({"load", "save", "resolve", "restore", "claimed", "delete", "list_pending"}),
@@ -33,23 +36,45 @@ Call = tuple[str, str, tuple[Any, ...], dict[str, Any]]
 Answer = tuple[Any, BaseException | None]
 
 
+def offered(store: Any) -> frozenset[str]:
+    """The methods that a store has, as `part.method`: optional ones may be missing, and so may whole parts."""
+    parts = {part: _part_of(store, part) for part in PARTS}
+    return frozenset(
+        f"{part}.{method}" for part, methods in PARTS.items() for method in methods if callable(getattr(parts[part], method, None))
+    )
+
+
+def _part_of(store: Any, part: str) -> Any:
+    match part:
+        case "":
+            return store
+        case "turns":
+            return turns_of(store)
+        case "sessions":
+            return getattr(store, part, store)  # the object may be a session store itself
+        case _:
+            return getattr(store, part, None)
+
+
 @dataclass(frozen=True, slots=True)
 class StoreReference:
-    """Where a store is: its actor's name, and what the actor opens when it is started (again)."""
+    """Where a store is: its actor's name, what the actor opens when it is started (again), and the methods that it has."""
 
     name: str
     source: StoreLocation | bytes
+    methods: frozenset[str]
     detached: bool = True
 
     @classmethod
-    def of_location(cls, location: StoreLocation) -> StoreReference:
+    def of_location(cls, location: StoreLocation, store: Any = None) -> StoreReference:
+        """`store` is the one at that place, if there is an object of it."""
         digest = hashlib.sha256(location.url.encode()).hexdigest()[:16]
-        return cls(f"lousho-store-{digest}", location)
+        return cls(f"lousho-store-{digest}", location, offered(location.open() if store is None else store))
 
     @classmethod
     def of_object(cls, store: Any, name: str) -> StoreReference:
         """A store of the user's own kind, pickled: its state then lives in the actor."""
-        return cls(f"lousho-store-{name}", cloudpickle.dumps(store), detached=False)
+        return cls(f"lousho-store-{name}", cloudpickle.dumps(store), offered(store), detached=False)
 
     def actor(self) -> Any:
         """The store's actor, started when it is not there: on this node, unless its data can be reached from any."""
@@ -72,21 +97,33 @@ class StoreActor:
     def __init__(self, source: StoreLocation | bytes) -> None:
         self._store: Any = cloudpickle.loads(source) if isinstance(source, bytes) else source.open()
 
-    async def calls(self, batch: Sequence[Call]) -> list[Answer]:
-        """Does the calls of a batch side by side; the store commits the saves among them together."""
-        return list(await asyncio.gather(*(self._call(*call) for call in batch)))
+    async def calls(self, batch: Sequence[bytes]) -> list[bytes]:
+        """Does the calls of a batch side by side; the store commits the saves among them together.
+
+        Each call and each answer is a pickle of its own: one that cannot be read or sent is no trouble of the others.
+        """
+        return list(await asyncio.gather(*map(self._answer, batch)))
 
     async def ping(self) -> str:
         return type(self._store).__name__
 
-    async def _call(self, part: str, method: str, args: tuple[Any, ...], options: dict[str, Any]) -> Answer:
+    async def _answer(self, call: bytes) -> bytes:
+        answer: Answer
         try:
-            if method not in PARTS.get(part, ()):
-                raise StorageError(f"A store has no method {part}.{method}.")
-            target = getattr(self._store, part) if part and hasattr(self._store, part) else self._store
-            return await getattr(target, method)(*args, **options), None
+            answer = await self._call(*cloudpickle.loads(call)), None
         except Exception as error:
-            return None, error
+            answer = None, portable(error)
+        try:
+            packed: bytes = cloudpickle.dumps(answer)
+        except Exception as error:
+            told = StorageError(f"What the store returned cannot be sent to another process: {type(error).__name__}: {error}")
+            packed = cloudpickle.dumps((None, told))
+        return packed
+
+    async def _call(self, part: str, method: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        if method not in PARTS.get(part, ()):
+            raise StorageError(f"A store has no method {part}.{method}.")
+        return await getattr(_part_of(self._store, part), method)(*args, **options)
 
 
 class RemoteStore:
@@ -96,9 +133,14 @@ class RemoteStore:
         self.reference = reference
         self._call = ActorCaller(reference.actor, f"store {reference.name}")
         self._batches: dict[asyncio.AbstractEventLoop, _Batcher] = {}
-        self.sessions = RemotePart(self, "sessions")
-        self.checkpoints = RemotePart(self, "checkpoints")
-        self.approvals = RemotePart(self, "approvals")
+        self.sessions = self._part("sessions")
+        self.checkpoints = self._part("checkpoints")
+        self.approvals = self._part("approvals")
+        self.turns = self._part("turns")
+
+    def _part(self, name: str) -> RemotePart | None:
+        """`None` when the store has no such part."""
+        return RemotePart(self, name) if any(method.startswith(f"{name}.") for method in self.reference.methods) else None
 
     async def call(self, part: str, method: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """One call of the store.
@@ -125,14 +167,19 @@ class RemoteStore:
 
 
 class RemotePart:
-    """One part of a remote store: each of the part's methods is a call of the actor."""
+    """One part of a remote store: each method that the store itself has there is a call of the actor."""
 
     def __init__(self, store: RemoteStore, part: str) -> None:
         self._store = store
         self._part = part
 
+    @property
+    def parts(self) -> tuple[Any, Any]:
+        """The parts that `turns` works on."""
+        return self._store.sessions, self._store.checkpoints
+
     def __getattr__(self, method: str) -> Any:
-        if method not in PARTS[self.__dict__["_part"]]:
+        if f"{self.__dict__['_part']}.{method}" not in self.__dict__["_store"].reference.methods:
             raise AttributeError(method)
 
         async def call(*args: Any, **options: Any) -> Any:
@@ -149,12 +196,17 @@ class _Batcher:
 
     def __init__(self, call: ActorCaller) -> None:
         self._call = call
-        self._waiting: list[tuple[Call, asyncio.Future[Any]]] = []
+        self._waiting: list[tuple[bytes, asyncio.Future[Any]]] = []
         self._sending: asyncio.Task[None] | None = None
 
     async def add(self, call: Call) -> Any:
+        try:
+            packed = cloudpickle.dumps(call)
+        except Exception as error:
+            what = f"{call[0]}.{call[1]}".strip(".")
+            raise StorageError(f"{what} was given what cannot be sent to its store: {type(error).__name__}: {error}") from error
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting.append((call, future))
+        self._waiting.append((packed, future))
         if self._sending is None:
             self._sending = asyncio.create_task(self._send())
         return await future
@@ -162,8 +214,10 @@ class _Batcher:
     async def _send(self) -> None:
         while self._waiting:
             batch, self._waiting = self._waiting[:MOST_CALLS], self._waiting[MOST_CALLS:]
+            answers: list[Answer]
             try:
-                answers = await self._call("calls", [call for call, _ in batch], timeout_s=CALL_TIMEOUT_S)
+                packed = await self._call("calls", [call for call, _ in batch], timeout_s=CALL_TIMEOUT_S)
+                answers = [_unpacked(answer) for answer in packed]
             except AgentExecutionError as lost:
                 answers = [(None, StorageError(lost.detail))] * len(batch)
             for (_, future), (value, error) in zip(batch, answers, strict=True):
@@ -174,3 +228,11 @@ class _Batcher:
                 else:
                     future.set_result(value)
         self._sending = None
+
+
+def _unpacked(answer: bytes) -> Answer:
+    try:
+        unpacked: Answer = cloudpickle.loads(answer)
+    except Exception as error:
+        return None, StorageError(f"The answer of the store cannot be read here: {type(error).__name__}: {error}")
+    return unpacked

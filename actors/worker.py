@@ -14,11 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
-from ray.cloudpickle import cloudpickle
 
-from lousho_ray.actors.shipping import Shipment, Warehouse
+from lousho_ray.actors.shipping import Shipment, Warehouse, portable
 from lousho_ray.cancellation import AbortReason, AbortSignal
-from lousho_ray.errors import AgentExecutionError, LoushoError, message_of
 from lousho_ray.eventlog import EventLog
 from lousho_ray.events import Event
 from lousho_ray.ids import new_id
@@ -164,11 +162,4 @@ class _Client:
 
 def _portable(outcome: ChildOutcome) -> ChildOutcome:
     """The outcome with an error that can be sent: one that cannot would lose the reports of all children."""
-    if outcome.error is None or isinstance(outcome.error, LoushoError):
-        return outcome
-    try:
-        cloudpickle.loads(cloudpickle.dumps(outcome.error))
-    except Exception:
-        text = f"{type(outcome.error).__name__}: {message_of(outcome.error)}"
-        return replace(outcome, error=AgentExecutionError(text))
-    return outcome
+    return outcome if outcome.error is None else replace(outcome, error=portable(outcome.error))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from lousho_ray.agent import Runtime, RuntimeName
 from lousho_ray.definition import AgentDefinition
-from lousho_ray.durable import store_parts
+from lousho_ray.durable import StoreParts, store_parts
 from lousho_ray.errors import ConfigurationError
 from lousho_ray.ids import new_id
 from lousho_ray.limits.budget import LocalLedger
@@ -36,12 +37,11 @@ class LocalRuntime:
         return LocalSpawner(LocalLedger())
 
     def session(self, definition: AgentDefinition, session_id: str, store: Any, approvals: Any) -> SessionLink:
-        parts = store_parts(store, approvals)
+        return self._link(definition, store_parts(store, approvals), session_id)
 
-        def link(id: str) -> LocalLink:
-            return LocalLink(SessionHost(definition, id, parts, self._lines.of(parts.sessions, id), self.spawner), link)
-
-        return link(session_id)
+    def _link(self, definition: AgentDefinition, parts: StoreParts, id: str) -> LocalLink:
+        host = SessionHost(definition, id, parts, self._lines.of(parts.sessions, id), self.spawner)
+        return LocalLink(host, partial(self._link, definition, parts))
 
     async def reach(self, store: Any) -> Any:
         return store
@@ -122,8 +122,8 @@ class RayRuntime:
         if known is not None and known[0] is store:
             return known[1]
         location = getattr(store, "location", None)
-        if isinstance(location, StoreLocation) and location.scheme != "memory":
-            reference = StoreReference.of_location(location)
+        if isinstance(location, StoreLocation):
+            reference = StoreReference.of_location(location, store)
         else:
             try:
                 reference = StoreReference.of_object(store, new_id())

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from lousho_ray.cancellation import AbortSignal
-from lousho_ray.clock import SYSTEM_CLOCK, Clock
+from lousho_ray.clock import SYSTEM_CLOCK, Clock, TimerHandle
 from lousho_ray.errors import LoushoError
 from lousho_ray.loop.checkpoint import Recorder
 from lousho_ray.messages import Message
@@ -65,6 +65,7 @@ class TurnLease:
         self._turns = turns
         self._holder = f"{_this_process(os.getpid())}/{run_id}"
         self._fence: int | None = None
+        self._timer: TimerHandle | None = None
         self._renewal: asyncio.Task[None] | None = None
         self._transcript: list[Message] | None = None
         self._opened = False
@@ -83,12 +84,15 @@ class TurnLease:
                 await self.__aexit__()
                 raise
             if self._fence is not None:
-                self._renewal = asyncio.create_task(self._renew())
+                self._renew_later()
         return self
 
     async def __aexit__(self, *error: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         if self._renewal is not None:
             self._renewal.cancel()
+        self._timer = self._renewal = None
         if self._fence is not None:
             fence, self._fence = self._fence, None
             with suppress(LoushoError):  # A lease that cannot be given back runs out by itself.
@@ -114,9 +118,13 @@ class TurnLease:
         if self._turns is None or self._fence is None:
             return False
         await recorder.close()
-        fence = self._fence
-        await self._turns.end(self._id, messages, holder=self._holder, fence=fence, checkpoint=recorder.key, shortened=shortened)
-        self._fence = None
+        fence, self._fence = self._fence, None  # nobody renews it from here on
+        end = self._turns.end
+        try:
+            await end(self._id, messages, holder=self._holder, fence=fence, checkpoint=recorder.key, shortened=shortened)
+        except BaseException:
+            self._fence = fence
+            raise
         return True
 
     async def save(self, messages: Sequence[Message]) -> None:
@@ -171,18 +179,24 @@ class TurnLease:
         await self._sessions.release(self._id, holder)
         return True
 
+    def _renew_later(self) -> None:
+        self._timer = self._clock.call_later(LEASE_MS / 3000, self._renew_soon)
+
+    def _renew_soon(self) -> None:
+        self._renewal = asyncio.ensure_future(self._renew())
+
     async def _renew(self) -> None:
         """Renews the lease; one that is lost ends the turn, whose save would be refused."""
-        while True:
-            await self._clock.sleep(LEASE_MS / 3000)
-            fence = self._fence
-            if fence is None:
+        fence = self._fence
+        if fence is None:
+            return
+        with suppress(LoushoError):  # A store that fails once may answer in time for the next renewal.
+            if not await self._sessions.renew(self._id, self._holder, fence, LEASE_MS):
+                log.warning("Session %r was taken over by another process; this turn is stopped.", self._id)
+                self._abort.abort("The session was taken over by another process.")
                 return
-            with suppress(LoushoError):  # A store that fails once may answer in time for the next renewal.
-                if not await self._sessions.renew(self._id, self._holder, fence, LEASE_MS):
-                    log.warning("Session %r was taken over by another process; this turn is stopped.", self._id)
-                    self._abort.abort("The session was taken over by another process.")
-                    return
+        if self._timer is not None:
+            self._renew_later()
 
 
 async def end_lease(sessions: SessionStore, session_id: str, run_id: str) -> None:

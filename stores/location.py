@@ -6,8 +6,10 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, quote, unquote, urlencode
+from weakref import WeakValueDictionary
 
 from lousho_ray.errors import ConfigurationError, suggest
 from lousho_ray.stores.entries import DEFAULT_HISTORY_LIMIT, check_history_limit
@@ -73,7 +75,7 @@ class StoreLocation:
         return self.scheme == "sqlite"
 
     def open(self) -> SqliteStore | S3Store | MemoryStore:
-        """The store. One in memory is new and empty at each call."""
+        """The store. In memory those of one name are one store, as long as somebody holds it; one without a name is new."""
         if self.scheme == "sqlite":
             from lousho_ray.stores.sqlite import SqliteStore
 
@@ -82,9 +84,19 @@ class StoreLocation:
             from lousho_ray.stores.s3 import S3Store
 
             return S3Store.at(self)
-        from lousho_ray.stores.memory import memory_store
+        from lousho_ray.stores.memory import MemoryStore
 
-        return memory_store(self.history_limit)
+        if not self.path:
+            return MemoryStore(self.history_limit)
+        with _NAMED:
+            store = _named.get(self.path)
+            if store is None or store.closed:
+                store = _named[self.path] = MemoryStore(self.history_limit, location=self)
+        return store
+
+
+_NAMED = Lock()
+_named: WeakValueDictionary[str, MemoryStore] = WeakValueDictionary()
 
 
 def parse_location(url: str, *, history_limit: int = DEFAULT_HISTORY_LIMIT) -> StoreLocation:
@@ -94,7 +106,7 @@ def parse_location(url: str, *, history_limit: int = DEFAULT_HISTORY_LIMIT) -> S
       directory of this process, here and now.
     - `s3://bucket/prefix`, with `?endpoint=http://127.0.0.1:9000`, `region=eu-west-1` and `single_writer=true` as options. What is
       not given comes from `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL`, `AWS_REGION` and `AWS_DEFAULT_REGION`.
-    - `memory://name`.
+    - `memory://`: a new store in memory; `memory://name`: the one of that name, of this process or (on Ray) of the cluster.
 
     Raises:
         ConfigurationError: `LOUSHO_CONFIG_INVALID`, `field="url"`: another scheme, no path, an unknown option, or keys in the URL.
@@ -111,7 +123,8 @@ def ray_store(url: str, *, history_limit: int = DEFAULT_HISTORY_LIMIT) -> Sqlite
     """The store at a URL, for `create_agent(store=...)`. Nothing is opened before the first use.
 
     With `runtime="ray"` it is reached through the store actor of its location, which all agents and jobs of the cluster share; with
-    `runtime="local"` this process opens it itself. `memory://` lives as long as the process or the actor.
+    `runtime="local"` this process opens it itself. `memory://` lives as long as the process or the actor; all that say `memory://name`
+    share one store.
 
     Args:
         url: `sqlite:///relative/file.db`, `sqlite:////absolute/file.db`, `s3://bucket/prefix` or `memory://`; see `parse_location`.

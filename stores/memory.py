@@ -35,6 +35,7 @@ from lousho_ray.stores.entries import (
 )
 from lousho_ray.stores.json_form import SplitRecord, dumps, loads, own, split
 from lousho_ray.stores.lease import Lease
+from lousho_ray.stores.location import StoreLocation
 from lousho_ray.stores.parts import ClosingStore, StoreLock
 
 
@@ -324,8 +325,11 @@ class InMemoryApprovalStore:
 class MemoryStore(ClosingStore):
     """All three parts in memory. Make one with `memory_store()`."""
 
-    def __init__(self, history_limit: int = DEFAULT_HISTORY_LIMIT, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self, history_limit: int = DEFAULT_HISTORY_LIMIT, *, clock: Clock = SYSTEM_CLOCK, location: StoreLocation | None = None
+    ) -> None:
         self.history_limit = check_history_limit(history_limit)
+        self.location = location
         self.id = secrets.token_hex(8)
         self._clock = clock
         self._parts = (
@@ -360,6 +364,10 @@ class MemoryStore(ClosingStore):
 
     def close(self) -> None:
         self._closed = True
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
 
     def _open_parts(self) -> tuple[MemorySessionStore, InMemoryCheckpointStore, InMemoryApprovalStore]:
         if self._closed:

@@ -142,6 +142,7 @@ class Inbox:
     def close(self) -> None:
         """The run is over: what still waits was not applied."""
         self._closed = True
+        self._taken = None  # it knows the run, which knows this inbox: both go at once, without the garbage collector
         for item in self._waiting:
             item.settle(False)
         self._waiting.clear()

@@ -11,9 +11,10 @@ from lousho_ray.messages import FilePart, ImagePart, Message, ReasoningBlock, Te
 from lousho_ray.testing.clock import FakeClock
 
 Feature = Literal[
-    "sessions", "checkpoints", "approvals", "claim", "list", "history", "delete_prefix", "restore", "list_pending", "prune"
+    "sessions", "checkpoints", "approvals", "claim", "list", "history", "delete_prefix", "restore", "list_pending", "prune", "turns"
 ]
-"""The parts and the optional methods. `claim` stands for leases: `claim`, `renew`, `release` and `save(fence=)`."""
+"""The parts and the optional methods. `claim` stands for leases: `claim`, `renew`, `release` and `save(fence=)`; `turns` for the
+attribute of that name: see `lousho_ray.stores.durable_turns`."""
 
 
 @dataclass(frozen=True, slots=True)

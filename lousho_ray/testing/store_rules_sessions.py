@@ -188,3 +188,52 @@ async def deleted_session_is_not_brought_back_by_a_running_turn(store: Any, cloc
 async def lease_time_is_checked(store: Any, clock: FakeClock) -> None:
     for bad in (0, -1, float("nan"), "5", True):
         await refused(store.sessions.claim("a", "one", bad), "LOUSHO_CONFIG_INVALID")
+
+
+# ------------------------------------------------------------------------------------------------------------- durable turns
+
+
+@rule("sessions", "checkpoints", "claim", "turns")
+async def a_turn_opens_with_its_lease_its_transcript_and_what_was_left_behind(store: Any, clock: FakeClock) -> None:
+    fence, messages, left = await store.turns.open("a", "one", 1000)
+    assert (messages, left) == (None, None)
+    await store.sessions.save("a", TRANSCRIPT, fence=fence)
+    await store.checkpoints.save(checkpoint(f"a.turn-{len(TRANSCRIPT)}", 2))
+    await store.checkpoints.save(checkpoint("a.turn-0", 1))
+    assert await store.turns.open("a", "two", 1000) == (None, None, None)
+    assert await store.turns.open("a", "one", 1000) == (fence, TRANSCRIPT, checkpoint(f"a.turn-{len(TRANSCRIPT)}", 2))
+
+
+@rule("sessions", "checkpoints", "claim", "turns")
+async def a_turn_ends_in_one_step(store: Any, clock: FakeClock) -> None:
+    fence, _, _ = await store.turns.open("a", "one", 1000)
+    await store.checkpoints.save(checkpoint("a.turn-0"))
+    await store.checkpoints.save(checkpoint("a.turn-7"))
+    for _ in range(2):  # a call whose answer was lost is made again
+        await store.turns.end("a", [user("x"), assistant("y")], holder="one", fence=fence, checkpoint="a.turn-0")
+        assert await store.sessions.load("a") == [user("x"), assistant("y")]
+        assert await store.checkpoints.load("a.turn-0") is None
+        assert await store.sessions.claim("a", "two", 1000) is not None
+        await store.sessions.release("a", "two")
+    assert await store.checkpoints.load("a.turn-7") is not None
+
+
+@rule("sessions", "checkpoints", "claim", "delete_prefix", "turns")
+async def a_turn_that_shortens_the_transcript_forgets_all_turns(store: Any, clock: FakeClock) -> None:
+    fence, _, _ = await store.turns.open("a", "one", 1000)
+    for key in ("a.turn-0", "a.turn-7", "b.turn-0"):
+        await store.checkpoints.save(checkpoint(key))
+    await store.turns.end("a", [user("x")], holder="one", fence=fence, checkpoint="a.turn-0", shortened=True)
+    assert [await store.checkpoints.load(key) is None for key in ("a.turn-0", "a.turn-7", "b.turn-0")] == [True, True, False]
+
+
+@rule("sessions", "checkpoints", "claim", "turns")
+async def a_turn_that_lost_its_lease_changes_nothing(store: Any, clock: FakeClock) -> None:
+    fence, _, _ = await store.turns.open("a", "one", 1000)
+    await store.checkpoints.save(checkpoint("a.turn-0"))
+    clock.advance(2000)
+    assert (await store.turns.open("a", "two", 1000)).fence is not None
+    await refused(store.turns.end("a", [user("x")], holder="one", fence=fence, checkpoint="a.turn-0"))
+    assert await store.sessions.load("a") is None
+    assert await store.checkpoints.load("a.turn-0") is not None
+    assert await store.sessions.holder("a") == "two"

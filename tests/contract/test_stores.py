@@ -17,8 +17,8 @@ from lousho_ray.testing.store_contract import StoreCheck, store_checks
 Make = Callable[[Path, FakeClock], Any]
 
 BACKENDS: dict[str, tuple[Make, set[Any]]] = {
-    "memory": (lambda path, clock: memory_store(clock=clock), set()),
-    "files": (lambda path, clock: file_store(path / "data", fsync=False, clock=clock), {"claim"}),
+    "memory": (lambda path, clock: memory_store(clock=clock), {"turns"}),
+    "files": (lambda path, clock: file_store(path / "data", fsync=False, clock=clock), {"claim", "turns"}),
     "sqlite": (lambda path, clock: SqliteStore(path / "agent.db", clock=clock), set()),
     "sqlite-in-memory": (lambda path, clock: SqliteStore(":memory:", clock=clock), set()),
 }

@@ -70,6 +70,16 @@ async def test_a_location_opens_its_store(tmp_path: Path) -> None:
     assert isinstance(parse_location("memory://").open(), MemoryStore)
 
 
+async def test_stores_in_memory_are_shared_by_their_name() -> None:  # STO-43
+    one = parse_location("memory://shared").open()
+    await one.sessions.save("s", [user("kept")])
+    assert await parse_location("memory://shared").open().sessions.load("s") == [user("kept")]
+    assert await parse_location("memory://other").open().sessions.load("s") is None
+    assert parse_location("memory://").open() is not parse_location("memory://").open()
+    await one.aclose()
+    assert await parse_location("memory://shared").open().sessions.load("s") is None
+
+
 # -------------------------------------------------------------------------------------------------------------------- leases
 
 
