@@ -1,6 +1,6 @@
 """A process that runs one turn of a durable session and stops at a named point, to be killed there.
 
-    python -m tests.e2e.durable_child URL FILE LINES INPUT POINT LATER_S
+    python -m tests.e2e.durable_child URL PLACE LINES INPUT POINT LATER_S
 
 It says `reached` on its standard output and stands still until its standard input closes. The test goes on with the same
 agent (`agent_on`), whose model answers by `SCRIPTS`. `LATER_S` is how much later than now it is for the store: the lease of a
@@ -14,11 +14,13 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from lousho_ray import Agent, Message, OpenAICompatibleProvider, SqliteStore, ToolContext, create_agent, tool
 from lousho_ray.clock import SystemClock
 from lousho_ray.testing.fake_server import RecordedRequest, Reply
+from tests.contract.s3_server import store_of
 
 SESSION = "s1"
 
@@ -52,8 +54,20 @@ def answer(request: RecordedRequest) -> Reply:
     return SCRIPTS[messages[asked]["content"]][turns]
 
 
-def agent_on(url: str, store: Any, lines: Path, stop: Callable[[str], None] = lambda point: None, **options: Any) -> Agent[Any]:
-    """The agent of these tests. Its tools append a line `name call-id` to `lines` each time they run."""
+def agent_on(
+    url: str,
+    store: Any,
+    lines: Path,
+    stop: Callable[[str], None] = lambda point: None,
+    *,
+    slow: Callable[[], bool] = lambda: False,
+    runtime: Any = "local",
+    **options: Any,
+) -> Agent[Any]:
+    """The agent of these tests. Its tools append a line `name call-id` to `lines` each time they run.
+
+    `slow` tells whether the tool of that name takes for ever.
+    """
 
     def note(name: str, ctx: ToolContext) -> None:
         with lines.open("a") as file:
@@ -80,17 +94,17 @@ def agent_on(url: str, store: Any, lines: Path, stop: Callable[[str], None] = la
         stop("in pay")
         return "paid"
 
-    @tool
-    async def slow(ctx: ToolContext) -> str:
+    @tool(name="slow")
+    async def slowly(ctx: ToolContext) -> str:
         """Takes its time."""
         note("slow", ctx)
-        if os.environ.get("SLOW") == "for ever":
+        if slow():
             await asyncio.Event().wait()
         return "slow done"
 
     provider = OpenAICompatibleProvider(base_url=url, default_model="fake")
-    tools = [mark, guarded, pay, slow]
-    return create_agent(provider=provider, store=store, tools=tools, runtime="local", retry=False, **options)
+    tools = [mark, guarded, pay, slowly]
+    return create_agent(provider=provider, store=store, tools=tools, runtime=runtime, retry=False, **options)
 
 
 class Later(SystemClock):
@@ -103,21 +117,41 @@ class Later(SystemClock):
         return super().wall() + self._seconds
 
 
+def open_store(place: str, later_s: float) -> Any:
+    """The store at `sqlite:PATH` or `s3:ENDPOINT`; `parts:PATH` is SQLite without turns that begin and end in one step."""
+    kind, _, where = place.partition(":")
+    clock = Later(later_s)
+    return store_of(SimpleNamespace(endpoint=where), clock=clock) if kind == "s3" else SqliteStore(where, clock=clock)
+
+
+STAGES: Mapping[str, Callable[..., str]] = {
+    "turns.open": lambda *_: "open",
+    "turns.end": lambda *_: "end",
+    "sessions.save": lambda *_: "transcript",
+    "checkpoints.save": lambda record: phase(record),
+    "checkpoints.delete": lambda *_: "delete",
+    "approvals.save": lambda *_: "approval",
+    "approvals.resolve": lambda *_: "claim",
+}
+"""What a call of a store stands for, from its arguments. A point is `before` or `after` one of them."""
+
+ALONE: Mapping[str, str] = {"after finished": "transcript", "after transcript": "finished"}
+"""The call that is made side by side with the one a point is after: it is held back for ever, so that the one is alone."""
+
+
 class StoppingStore:
-    """A SQLite store that stops before and after each kind of save: `before asked`, `after asked`, `after approval`, ...
+    """A store that stops before and after each call of `STAGES`."""
 
-    `alone` holds back for ever the save that is written side by side with the one that was stopped at.
-    """
-
-    def __init__(self, path: str, later_s: float, stop: Callable[[str], None], point: str) -> None:
+    def __init__(self, place: str, later_s: float, stop: Callable[[str], None], point: str) -> None:
         self._stop = stop
-        self._alone = {"after finished": "transcript", "after transcript": "finished"}.get(point)
-        store = SqliteStore(path, clock=Later(later_s))
-        self.sessions = _Stopping(store.sessions, self._around, {"save": lambda key, messages: "transcript"})
-        self.checkpoints = _Stopping(store.checkpoints, self._around, {"save": phase, "delete": lambda key: "delete"})
-        self.approvals = _Stopping(
-            store.approvals, self._around, {"save": lambda pending, snapshot: "approval", "resolve": lambda key: "claim"}
-        )
+        self._alone = ALONE.get(point)
+        store = open_store(place, later_s)
+        self.sessions = _Stopping(store.sessions, "sessions", self._around)
+        self.checkpoints = _Stopping(store.checkpoints, "checkpoints", self._around)
+        self.approvals = _Stopping(store.approvals, "approvals", self._around)
+        if place.startswith("sqlite:"):
+            self.turns = _Stopping(store.turns, "turns", self._around)
+            self.turns.parts = (self.sessions, self.checkpoints)
 
     async def _around(self, name: str, call: Callable[[], Any]) -> Any:
         self._stop(f"before {name}")
@@ -129,18 +163,19 @@ class StoppingStore:
 
 
 class _Stopping:
-    def __init__(self, part: Any, around: Callable[[str, Callable[[], Any]], Any], names: Mapping[str, Callable[..., str]]) -> None:
+    def __init__(self, part: Any, name: str, around: Callable[[str, Callable[[], Any]], Any]) -> None:
         self._part = part
+        self._name = name
         self._around = around
-        self._names = names
 
     def __getattr__(self, method: str) -> Any:
         call = getattr(self._part, method)
-        if method not in self._names:
+        stage = STAGES.get(f"{self._name}.{method}")
+        if stage is None:
             return call
 
         async def stopping(*args: Any, **options: Any) -> Any:
-            return await self._around(self._names[method](*args), lambda: call(*args, **options))
+            return await self._around(stage(*args), lambda: call(*args, **options))
 
         return stopping
 
@@ -169,9 +204,10 @@ def stopper(point: str) -> Callable[[str], None]:
     return stop
 
 
-async def main(url: str, path: str, lines: str, input: str, point: str, later_s: str) -> None:
+async def main(url: str, place: str, lines: str, input: str, point: str, later_s: str) -> None:
     stop = stopper(point)
-    agent = agent_on(url, StoppingStore(path, float(later_s), stop, point), Path(lines), stop)
+    slow = os.environ.get("SLOW") == "for ever"
+    agent = agent_on(url, StoppingStore(place, float(later_s), stop, point), Path(lines), stop, slow=lambda: slow)
     if input.startswith("approve "):
         await agent.approvals.resolve(input.removeprefix("approve "), approved=True)
     elif input.startswith("reject "):

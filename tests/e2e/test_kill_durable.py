@@ -10,17 +10,19 @@ import json
 import os
 import sys
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lousho_ray import LoushoError, SqliteStore
+from lousho_ray import LoushoError
 from lousho_ray.errors import SessionAwaitingApprovalError
 from lousho_ray.messages import Message, complete_prefix
 from lousho_ray.testing.fake_server import FakeServer
-from tests.e2e.durable_child import SESSION, Later, agent_on, answer
+from tests.contract.s3_server import S3Server
+from tests.e2e.durable_child import SESSION, agent_on, answer, open_store
 from tests.unit.loop_support import check_transcript, results, shape
 
 ROOT = Path(__file__).parents[2]
@@ -30,12 +32,12 @@ LEASE_S = 60.0
 
 @dataclass
 class World:
-    """The server, the file, and the lines that tools have written."""
+    """The server, where the store is, and the lines that tools have written."""
 
     server: FakeServer
-    path: str
+    place: str
     lines_file: Path
-    store: SqliteStore
+    store: Any
     agent: Any = field(init=False)
 
     def __post_init__(self) -> None:
@@ -51,7 +53,7 @@ class World:
         child = await asyncio.create_subprocess_exec(
             sys.executable,
             *("-m", "tests.e2e.durable_child"),
-            *(self.server.compatible_url, self.path, str(self.lines_file), input, point, str(later_s)),
+            *(self.server.compatible_url, self.place, str(self.lines_file), input, point, str(later_s)),
             cwd=ROOT,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
@@ -74,13 +76,18 @@ class World:
 
 
 @pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    async with FakeServer() as server:
+async def world(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[World]:
+    """`parts` is a store whose parts are called one by one, `sqlite` one that begins and ends a turn in one step, `s3` a bucket."""
+    kind = getattr(request, "param", "parts")
+    async with FakeServer() as server, AsyncExitStack() as closing:
         server.respond(answer)
-        store = SqliteStore(tmp_path / "runs.db", clock=Later(2 * LEASE_S))
-        yield World(server, str(tmp_path / "runs.db"), tmp_path / "lines", store)
-        await store.aclose()
+        where = closing.enter_context(S3Server()).endpoint if kind == "s3" else str(tmp_path / "runs.db")
+        store = await closing.enter_async_context(open_store(f"{kind}:{where}", 2 * LEASE_S))
+        yield World(server, f"{kind}:{where}", tmp_path / "lines", store)
         assert server.violations == []
+
+
+STORES = [pytest.param("parts", id="parts"), pytest.param("s3", id="s3", marks=pytest.mark.slow)]
 
 
 async def check_end(world: World, how: str, expected: Sequence[str]) -> None:
@@ -103,6 +110,7 @@ TWO = ["user:two", "assistant:+mark,mark", "tool:mark", "tool:mark", "assistant:
 TWICE = ["user:twice", "assistant:+mark", "tool:mark", "assistant:+mark", "tool:mark", "assistant:twice done"]
 
 
+@pytest.mark.parametrize("world", STORES, indirect=True)
 @pytest.mark.parametrize(
     ("point", "input", "lines", "requests", "how"),
     [
@@ -134,6 +142,34 @@ async def test_a_killed_turn_goes_on_where_it_was(  # DUR-D8, DUR-11, DUR-12, DU
     await check_end(world, how, TWO if input == "two" else TWICE)
 
 
+@pytest.mark.parametrize(
+    ("world", "point", "lines", "requests"),
+    [
+        ("sqlite", "after open", ["a c1", "b c2"], 3),  # nothing of the turn is in the file: its caller sends it again
+        ("sqlite", "after opened", ["a c1", "b c2"], 3),
+        ("sqlite", "after result 1", ["a c1", "b c2"], 3),
+        ("sqlite", "before end", ["a c1", "b c2"], 4),  # the last reply alone was not in the file
+        ("sqlite", "after end", ["a c1", "b c2"], 3),
+        ("s3", "after result 1", ["a c1", "b c2"], 3),
+        ("s3", "after finished", ["a c1", "b c2"], 3),
+    ],
+    indirect=["world"],
+)
+async def test_a_killed_turn_goes_on_in_each_kind_of_store(  # DUR-D8, DUR-31, SES-45
+    world: World, point: str, lines: list[str], requests: int
+) -> None:
+    await world.kill_at(point, "twice")
+    if point == "after open":
+        assert await world.session.pending() is None
+        await world.session.send("twice")
+    else:
+        await world.go_on("resume")
+    assert sorted(world.lines) == lines
+    assert len(world.server.requests) == requests
+    await check_end(world, "resume", TWICE)
+
+
+@pytest.mark.parametrize("world", STORES, indirect=True)
 @pytest.mark.parametrize("point", ["before finished", "before transcript"])
 async def test_a_turn_killed_at_its_end_asks_for_nothing_it_has_written_down(world: World, point: str) -> None:  # DUR-D8
     await world.kill_at(point, "twice")
@@ -152,6 +188,7 @@ async def test_a_turn_killed_before_its_first_reply_is_asked_for_again(world: Wo
     await check_end(world, "resume", ["user:plain", "assistant:plain done"])
 
 
+@pytest.mark.parametrize("world", STORES, indirect=True)
 async def test_results_behind_a_slower_call_survive(world: World) -> None:  # LES-64
     await world.kill_at("after ahead", "behind")
     before = world.lines
@@ -192,6 +229,7 @@ async def test_a_once_only_call_with_a_recorded_result_keeps_it(world: World) ->
 GUARDED = ["user:guarded", "assistant:+mark,guarded,mark", "tool:mark", "tool:guarded", "tool:mark", "assistant:guarded done"]
 
 
+@pytest.mark.parametrize("world", STORES, indirect=True)
 async def test_killed_between_the_approval_and_the_checkpoint_it_pauses_again(world: World) -> None:  # DUR-19, APR-13
     await world.kill_at("after approval", "guarded")
     pending = await world.session.pending()
@@ -205,6 +243,7 @@ async def test_killed_between_the_approval_and_the_checkpoint_it_pauses_again(wo
     await check_end(world, "resume", GUARDED)
 
 
+@pytest.mark.parametrize("world", STORES, indirect=True)
 async def test_a_pause_outlives_its_process(world: World) -> None:  # SES-49, SES-52, LES-61, APR-54
     await world.kill_at("after paused", "guarded")
     pending = await world.session.pending()
