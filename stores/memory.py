@@ -337,7 +337,7 @@ class MemoryStore(ClosingStore):
             InMemoryCheckpointStore(history_limit, clock=clock),
             InMemoryApprovalStore(clock=clock),
         )
-        self._closed = False
+        self.closed = False
 
     @property
     def sessions(self) -> MemorySessionStore:
@@ -363,14 +363,10 @@ class MemoryStore(ClosingStore):
         )
 
     def close(self) -> None:
-        self._closed = True
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
+        self.closed = True
 
     def _open_parts(self) -> tuple[MemorySessionStore, InMemoryCheckpointStore, InMemoryApprovalStore]:
-        if self._closed:
+        if self.closed:
             raise StorageError("This memory store is closed; create a new one with memory_store().")
         return self._parts
 
