@@ -391,7 +391,9 @@ CODE_GROUPS: dict[str, dict[str, ErrorCode]] = {
             "See the message for the cases that failed or the scripted turns that are left over.",
         ),
         "LOUSHO_CASSETTE_INVALID": ErrorCode(
-            "CassetteError", "A recording is missing, broken, or does not match what was asked.", "Record the cassette again."
+            "CassetteError, CassetteMismatchError",
+            "A recording is missing, broken, or does not match what was asked.",
+            "Record the cassette again.",
         ),
     },
     "Running": {

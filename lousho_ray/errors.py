@@ -382,3 +382,12 @@ class CassetteError(LoushoError):
     def __init__(self, message: object, *, path: str | None = None) -> None:
         super().__init__(message)
         self.path = path
+
+
+class CassetteMismatchError(CassetteError):
+    """A call differs from the recorded one. `cassette` is the file, `call_number` counts from 1."""
+
+    def __init__(self, message: object, *, cassette: str, call_number: int) -> None:
+        super().__init__(message, path=cassette)
+        self.cassette = cassette
+        self.call_number = call_number

@@ -10,7 +10,7 @@ import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -19,6 +19,7 @@ from lousho_ray.errors import ConfigurationError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from lousho_ray.evals.cassettes import Mode
     from lousho_ray.evals.suite import Outcome, SuiteOptions
 
 
@@ -42,9 +43,15 @@ def eval_command(
     timeout: Annotated[float | None, typer.Option(help="Milliseconds a case may take.")] = None,
     results: Annotated[Path | None, typer.Option(help="Append results to this JSON-lines file and continue what is in it.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Run cases again that have results already.")] = False,
+    record: Annotated[bool, typer.Option("--record", help="Record every case's model calls beside its eval file.")] = False,
+    replay: Annotated[bool, typer.Option("--replay", help="Answer from the recordings; call no model.")] = False,
+    drift: Annotated[bool, typer.Option("--drift", help="Run live and compare with the recordings.")] = False,
+    drift_usage: Annotated[bool, typer.Option("--drift-usage", help="With --drift: compare tokens, too.")] = False,
+    drift_text: Annotated[bool, typer.Option("--drift-text", help="With --drift: compare the reply's text, too.")] = False,
     json: Annotated[Path | None, typer.Option(help="Write a JSON report.")] = None,
 ) -> int:
     """Runs evals. The same command again runs only what is missing or could not be finished."""
+    from lousho_ray.evals.drift import DriftOptions
     from lousho_ray.evals.results import RESULTS_VARIABLE
     from lousho_ray.evals.suite import SuiteOptions
 
@@ -61,6 +68,9 @@ def eval_command(
         limits=_limits(requests_per_minute, tokens_per_minute, max_concurrent),
         max_cost_usd=_positive(max_cost_usd, "--max-cost-usd"),
         timeout_ms=_positive(timeout, "--timeout"),
+        cassettes=_cassettes(record=record, replay=replay, drift=drift),
+        drift=DriftOptions(drift_usage, drift_text),
+        argv=("lousho", *sys.argv[1:]),
     )
     return run_eval(options, {"json": json})
 
@@ -124,6 +134,16 @@ def _say_what_is_left(outcome: Outcome, console: Console) -> None:
     if outcome.interrupted or summary.halted is not None or any(one.outages for one in summary.evals):
         say("What has ended is kept. The same command goes on with the rest:")
         say(f"  {shlex.join(['lousho', *sys.argv[1:]])}")
+
+
+def _cassettes(**asked: bool) -> Mode | None:
+    """What is done with recordings. In CI, cases that have one are replayed unless something else is asked for."""
+    given = [mode for mode, wanted in asked.items() if wanted]
+    if len(given) > 1:
+        raise ConfigurationError(
+            f"--{' and --'.join(given)} exclude each other; keep one.", code="LOUSHO_CONFIG_CONFLICTING_OPTIONS", field=given[1]
+        )
+    return cast("Mode", given[0]) if given else "auto" if os.environ.get("CI") else None
 
 
 def _limits(requests: float | None, tokens: float | None, concurrent: int | None) -> dict[str, float]:

@@ -200,6 +200,7 @@ def _record(run: CaseRun, context: EvalContext, error: BaseException | None, dur
         duration_ms=round(duration_ms, 3),
         tags=run.definition.tags,
         transcript=() if clean or last is None else tuple(message.to_dict() for message in last.messages),
+        drift=tuple(getattr(run.calls.cassettes, "drift", ())),
         started_at=started_at,
     )
 

@@ -39,7 +39,10 @@ from lousho_ray.usage import ProviderUsage, Spend, Usage
 class Cassettes(Protocol):
     """The cassettes of one case."""
 
-    replays: bool
+    @property
+    def replays(self) -> bool:
+        """Whether recorded answers are given."""
+        ...
 
     def wrap(self, provider: LLMProvider) -> LLMProvider:
         """The provider that records or replays; called once for each provider, in the order of their first calls."""

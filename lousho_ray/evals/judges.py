@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import weakref
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from lousho_ray.messages import system, user
 from lousho_ray.ports import GenerateOptions, LLMProvider
 from lousho_ray.providers.failures import to_provider_error
 from lousho_ray.providers.interception import intercepted
-from lousho_ray.providers.wrapper import check_provider
+from lousho_ray.providers.wrapper import ProviderWrapper, check_provider
 
 ALLOW_VARIABLE = "LOUSHO_ALLOW_LLM_JUDGE"
 
@@ -29,6 +30,10 @@ _SCORE = re.compile(r"^\W*score\W*[:=]\W*(?P<value>.+?)\s*$", re.IGNORECASE | re
 _FEEDBACK = re.compile(r"^\W*feedback\W*:\s*(?P<text>.*)", re.IGNORECASE | re.MULTILINE | re.DOTALL)
 _NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)")
 _BARE = re.compile(r"[\s*_`\[\](){}]*(?P<value>[-+]?(?:\d+(?:\.\d+)?|\.\d+))[\s*_`\[\](){}.]*")
+
+
+class JudgeProvider(ProviderWrapper):
+    """A judge's provider: its calls pass the suite's limits and are never recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +54,7 @@ async def grade(judge: Judge, rubric: str, asked: Any, reply: str, context: Any 
     parts = [f"## Rubric\n{rubric}", f"## Input\n{asked if isinstance(asked, str) else shown(asked)}", f"## Answer\n{reply}"]
     if context is not None:
         parts.insert(2, f"## Context\n{context if isinstance(context, str) else json.dumps(context, default=str)}")
-    provider = intercepted(judge.provider)
+    provider = intercepted(_as_judge(judge.provider))
     options = GenerateOptions([system(_INSTRUCTIONS), user("\n\n".join(parts))], model=judge.model, settings={"temperature": 0})
     try:
         result = await provider.generate(options)
@@ -59,6 +64,14 @@ async def grade(judge: Judge, rubric: str, asked: Any, reply: str, context: Any 
             raise
         raise final from error
     return read_verdict(result.text)
+
+
+_judges: weakref.WeakKeyDictionary[Any, JudgeProvider] = weakref.WeakKeyDictionary()
+
+
+def _as_judge(provider: LLMProvider) -> JudgeProvider:
+    """The same wrapper for the same provider: the seam keeps one of its own for each."""
+    return _judges.setdefault(provider, JudgeProvider(provider))
 
 
 def read_verdict(text: str) -> Verdict:

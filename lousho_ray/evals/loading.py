@@ -105,8 +105,8 @@ def load_file(path: Path, root: Path) -> EvalFile:
     return EvalFile(path, relative_name(path, root), version, tuple(found))
 
 
-async def plan_suite(files: Sequence[Path], root: Path, tags: Sequence[str] = ()) -> Plan:
-    """Loads files and datasets. What cannot be loaded is noted and the rest goes on."""
+async def plan_suite(files: Sequence[Path], root: Path, tags: Sequence[str] = (), salt: str = "") -> Plan:
+    """Loads files and datasets. What cannot be loaded is noted and the rest goes on. Another `salt` gives other keys."""
     plan = Plan()
     owners: dict[str, str] = {}
     for path in files:
@@ -123,7 +123,7 @@ async def plan_suite(files: Sequence[Path], root: Path, tags: Sequence[str] = ()
                 if tags and not set(tags) & set(definition.tags):
                     plan.skipped.append(definition.name)
                     continue
-                await _plan_eval(plan, file, definition)
+                await _plan_eval(plan, file, definition, salt)
             except Exception as error:
                 plan.load_errors.append({"file": file.name, "eval": definition.name, **describe(error)})
     return plan
@@ -134,11 +134,11 @@ def relative_name(path: Path, root: Path) -> str:
     return Path(os.path.relpath(path, root)).as_posix()
 
 
-async def _plan_eval(plan: Plan, file: EvalFile, definition: EvalDefinition) -> None:
+async def _plan_eval(plan: Plan, file: EvalFile, definition: EvalDefinition, salt: str) -> None:
     plan.thresholds[definition.name] = definition.threshold
     for case in await cases_of(definition):
         for repeat in range(definition.repeat):
-            key = case_key(definition.name, case.name, case.value, repeat, file.version)
+            key = case_key(definition.name, case.name, case.value, repeat, file.version + salt)
             plan.cases.append(PlannedCase(definition, case, repeat, key, file.name))
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from lousho_ray.evals.case_run import AgentPool, CaseRun, describe, run_case
+from lousho_ray.evals.cassettes import SuiteCassettes
 from lousho_ray.evals.interceptor import CaseCalls, SuiteBudget
 from lousho_ray.evals.loading import PlannedCase
 from lousho_ray.evals.progress import SuiteProgress
@@ -38,7 +39,7 @@ class CaseSettings:
     budget: SuiteBudget | None = None
     timeout_ms: float | None = None
     target: Any = None
-    cassettes: Callable[[PlannedCase], Any] | None = None
+    cassettes: SuiteCassettes | None = None
 
 
 class LocalExecutor:
@@ -51,7 +52,7 @@ class LocalExecutor:
 
     async def run(self, planned: PlannedCase) -> CaseRecord:
         settings = self._settings
-        tape = None if settings.cassettes is None else settings.cassettes(planned)
+        tape = None if settings.cassettes is None else settings.cassettes.of(planned)
         calls = CaseCalls(limiter=settings.limiter, budget=settings.budget, cassettes=tape, on_halt=self.on_halt)
         run = CaseRun(
             planned.definition,
@@ -63,7 +64,7 @@ class LocalExecutor:
             timeout_ms=settings.timeout_ms,
             target=settings.target,
             agents=self._agents,
-            review=getattr(tape, "review", None),
+            review=None if tape is None else tape.review,
         )
         return await run_case(run)
 

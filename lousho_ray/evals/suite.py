@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lousho_ray.clock import SYSTEM_CLOCK, timestamp
+from lousho_ray.evals.cassettes import Mode, SuiteCassettes
+from lousho_ray.evals.drift import DriftOptions
 from lousho_ray.evals.interceptor import SuiteBudget
 from lousho_ray.evals.loading import Plan, find_files, plan_suite
 from lousho_ray.evals.progress import ProgressDisplay, SuiteProgress
@@ -46,11 +48,14 @@ class SuiteOptions:
     limits: dict[str, float] = field(default_factory=dict)
     max_cost_usd: float | None = None
     timeout_ms: float | None = None
+    cassettes: Mode | None = None
+    drift: DriftOptions = field(default_factory=DriftOptions)
+    argv: tuple[str, ...] = ("lousho", "eval")
 
     @property
     def command(self) -> dict[str, Any]:
         """What makes two calls the same command: what is run, not how fast or where reports go."""
-        return {"patterns": list(self.patterns), "tags": list(self.tags), "judge": self.judge}
+        return {"patterns": list(self.patterns), "tags": list(self.tags), "judge": self.judge, "cassettes": self.cassettes}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,7 @@ class Suite:
         self.on_start: Callable[[SuiteRunner], object] = lambda runner: None
         self._console = console
         self._stopped = False
+        self._cassettes: SuiteCassettes | None = None
 
     def stop(self) -> None:
         """Cancels what runs, keeps what has ended."""
@@ -90,12 +96,20 @@ class Suite:
             StorageError: The results file cannot be written, or another run writes it.
         """
         options = self.options
-        plan = await plan_suite(find_files(options.patterns, options.root, judge=options.judge), options.root, options.tags)
-        path = options.results or unfinished_results(options) or new_results(options.root)
         async with AsyncExitStack() as stack:
+            if options.cassettes is not None:
+                self._cassettes = stack.enter_context(SuiteCassettes(options.cassettes, options.drift, options.argv))
+            files = find_files(options.patterns, options.root, judge=options.judge)
+            plan = await plan_suite(files, options.root, options.tags, salt=options.cassettes or "")
+            if self._cassettes is not None:
+                self._cassettes.check(plan.cases)
+            path = options.results or unfinished_results(options) or new_results(options.root)
             writer = await stack.enter_async_context(ResultsWriter(path))
-            results = Results() if options.fresh else read_results(path)
-            await self._run(plan, results, writer)
+            results = read_results(path)
+            fresh = options.fresh or (results.ended and options.cassettes in ("record", "drift"))
+            if fresh:
+                results = Results()
+            await self._run(plan, results, writer, fresh=fresh)
         keys = {case.key for case in plan.cases}
         records = [record for key, record in results.records.items() if key in keys]
         runner = self.runner
@@ -110,7 +124,7 @@ class Suite:
         )
         return Outcome(summary, path, self._stopped)
 
-    async def _run(self, plan: Plan, results: Results, writer: ResultsWriter) -> None:
+    async def _run(self, plan: Plan, results: Results, writer: ResultsWriter, *, fresh: bool) -> None:
         done = results.finished(case.key for case in plan.cases)
         pending = [case for case in plan.cases if case.key not in done]
         progress = SuiteProgress(len(plan.cases), earlier=len(done))
@@ -124,7 +138,7 @@ class Suite:
                 "type": "suite",
                 "version": VERSION,
                 "startedAt": started,
-                "fresh": self.options.fresh,
+                "fresh": fresh,
                 "command": self.options.command,
             }
         )
@@ -156,7 +170,7 @@ class Suite:
             budget = SuiteBudget(LocalLedger(), "suite", options.max_cost_usd)
             await budget.open(results.spent)
         limiter = create_rate_limiter(options.limits) if options.limits else None
-        return LocalExecutor(CaseSettings(limiter, budget, options.timeout_ms))
+        return LocalExecutor(CaseSettings(limiter, budget, options.timeout_ms, cassettes=self._cassettes))
 
     def _say(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -1,6 +1,8 @@
-"""Tools for testing agents without a network or a key: a scripted model, a clock that stands still, a fake server."""
+"""Tools for testing agents without a network or a key: a scripted model, recordings, a clock that stands still, a fake server."""
 
+from lousho_ray.testing.cassettes import record_replay
 from lousho_ray.testing.clock import FakeClock
 from lousho_ray.testing.mock_model import MockModel, MockTurn, mock_model
+from lousho_ray.testing.runs import collect, make_tool_context
 
-__all__ = ["FakeClock", "MockModel", "MockTurn", "mock_model"]
+__all__ = ["FakeClock", "MockModel", "MockTurn", "collect", "make_tool_context", "mock_model", "record_replay"]

@@ -29,6 +29,7 @@ from lousho_ray.providers.mock import MockProvider
 from lousho_ray.providers.retry import with_retry
 from lousho_ray.stores.files import FileSessionStore
 from lousho_ray.stores.memory import memory_store
+from lousho_ray.testing import record_replay
 from lousho_ray.testing.mock_model import mock_model
 from lousho_ray.tools.approval_policies import always
 from lousho_ray.tools.builtin import builtin_tool
@@ -343,6 +344,12 @@ ROWS = [
     Row("LOUSHO_STORAGE_FAILED", errors.StorageError, closed_store, "memory_store()"),
     Row("LOUSHO_EVALS_INVALID", LoushoError, lambda: evals.define_eval(name="a", test=print), "lousho eval"),
     Row("LOUSHO_CONFIG_MISSING_AGENT", Cfg, eval_of_nobody, "'lonely'", {"field": "agent"}),
+    Row(
+        "LOUSHO_CASSETTE_INVALID",
+        errors.CassetteError,
+        lambda: record_replay(None, cassette="gone.json", mode="replay"),
+        "gone.json",
+    ),
     Row("LOUSHO_TEST_FAILED", errors.TestFailedError, script_left_over, "2 scripted turns"),
     Row("LOUSHO_GENERIC_ERROR", LoushoError, lambda: _raise(LoushoError("Odd thing happened.")), "Odd"),
     Row("LOUSHO_AGENT_EXECUTION_FAILED", errors.AgentExecutionError, incomplete, "'max-steps'", {"agent_id": "agent"}),
@@ -374,7 +381,6 @@ LATER = {
         *("SUBAGENT_TASK_NOT_FOUND", "SUBAGENT_TASK_BUSY", "REMOTE_UNAUTHORIZED", "REMOTE_REQUEST_FAILED"),
     ),
     "chapter 23 (flows)": ("FLOW_INVALID", "FLOW_TOOL_DENIED", "FLOW_EXECUTION_FAILED"),
-    "chapter 24 (cassettes)": ("CASSETTE_INVALID",),
     "chapter 25 (guardrails)": ("GUARDRAIL_TRIPPED",),
     "chapter 27 (memory and skills)": ("MEMORY_INVALID", "SKILL_INVALID"),
     "chapter 29 (schedules and triggers)": ("SCHEDULE_INVALID", "TRIGGER_INVALID"),
