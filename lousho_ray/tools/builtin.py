@@ -5,22 +5,26 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
 from lousho_ray.clock import SYSTEM_CLOCK, Clock
 from lousho_ray.errors import ConfigurationError, ToolExecutionError, suggest
 from lousho_ray.tools.attributes import ToolAnnotations
-from lousho_ray.tools.fetch import Fetcher, FetchLimits, Request, Response
+from lousho_ray.tools.fetch import Fetcher, FetchLimits, Request, Response, connect
 from lousho_ray.tools.html_text import html_to_text
 from lousho_ray.tools.net import HostRules, Resolver, system_resolver
 from lousho_ray.tools.results import MAY_HAVE_HAPPENED, to_json
+from lousho_ray.tools.sandbox_exchange import SandboxExchange
 from lousho_ray.tools.text import clip
 from lousho_ray.tools.threads import TOOL_THREADS
 from lousho_ray.tools.tool import Tool, tool
+
+if TYPE_CHECKING:
+    from lousho_ray.tools.workspace.shell import SandboxAdapter
 
 MAX_CHARS = 50_000
 _MAX_HEADER_CHARS = 500
@@ -90,6 +94,10 @@ class HttpRequest:
             result["note"] = MAY_HAVE_HAPPENED
         return _fit(result, "body", self.max_chars)
 
+    async def in_sandbox(self, arguments: dict[str, Any], sandbox: SandboxAdapter) -> dict[str, Any]:
+        """The same, made by a program of a sandbox."""
+        return await replace(self, fetcher=replace(self.fetcher, exchange=SandboxExchange(sandbox)))(**arguments)
+
 
 def create_web_fetch_tool(
     *,
@@ -135,14 +143,20 @@ def create_http_tool(
     allowed_hosts: Iterable[str] | None = None,
     blocked_hosts: Iterable[str] = (),
     resolver: Resolver = system_resolver,
+    sandbox: SandboxAdapter | None = None,
 ) -> Tool[..., Any]:
     """The `http_request` tool: any method, headers and body in, `{status, statusText, headers, body, truncated}` out.
 
     The options are those of `create_web_fetch_tool`. A redirect to another origin loses `Authorization` and `Cookie`.
+
+    With `sandbox`, each hop is still looked up and checked in this process, and a program of the sandbox (`python3`) connects to
+    the address that was checked. Where a credential broker is the sandbox's only way out, it goes through that.
     """
     rules, limits = HostRules.of(allow_private, allowed_hosts, blocked_hosts), FetchLimits(timeout_ms, max_redirects, max_bytes)
-    run = HttpRequest(Fetcher(rules, limits, user_agent, resolver), _checked_chars(max_chars))
-    return tool(name="http_request", annotations=ToolAnnotations(open_world_hint=True))(run)
+    exchange = connect if sandbox is None else SandboxExchange(sandbox)
+    run = HttpRequest(Fetcher(rules, limits, user_agent, resolver, exchange), _checked_chars(max_chars))
+    made = tool(name="http_request", annotations=ToolAnnotations(open_world_hint=True), sandbox_execute=run.in_sandbox)
+    return made(run)
 
 
 def create_date_tools(clock: Clock = SYSTEM_CLOCK) -> tuple[Tool[..., Any], Tool[..., Any]]:

@@ -6,9 +6,9 @@ import asyncio
 import functools
 import re
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from lousho_ray.errors import ConfigurationError, ToolExecutionError
 from lousho_ray.tools.net import DEFAULT_PORTS, Host, HostRules, IPAddress, RefusedHostError, Resolver, resolve, system_resolver
@@ -88,6 +88,22 @@ class Response:
 
 
 @dataclass(frozen=True, slots=True)
+class Hop:
+    """One request of an exchange, checked: `addresses` are the only ones it may go to, `headers` all it sends."""
+
+    request: Request
+    url: httpx2.URL
+    host: Host
+    port: int
+    addresses: list[IPAddress]
+    headers: dict[str, str]
+
+
+Exchange: TypeAlias = Callable[[Hop, int, float], Awaitable[Response]]
+"""Makes one hop: `(hop, max_bytes, timeout_ms)`. Raises `ToolExecutionError`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Fetcher:
     """Makes exchanges under rules and limits. A connection serves one hop only: it was made to an address checked for that hop."""
 
@@ -95,6 +111,7 @@ class Fetcher:
     limits: FetchLimits = field(default_factory=FetchLimits)
     user_agent: str = "lousho"
     resolver: Resolver = system_resolver
+    exchange: Exchange = field(default_factory=lambda: connect)
 
     async def fetch(self, request: Request) -> Response:
         """Sends `request`, following redirects.
@@ -135,49 +152,58 @@ class Fetcher:
         raise ToolExecutionError(f"{_host_of(start)} redirected more than {int(self.limits.max_redirects)} times.")
 
     async def _hop(self, request: Request, url: httpx2.URL) -> Response:
-        import httpx2
-
         host = self.rules.check_url(url)
         port = url.port or DEFAULT_PORTS[url.scheme]
         addresses = await resolve(host, port, self.rules, self.resolver)
-        try:
-            async with httpx2.AsyncHTTPTransport(verify=tls_context(), trust_env=False) as transport:
-                reply = await self._dial(transport, request, url, host, addresses)
-                try:
-                    shown = {name.lower(): value for name, value in reply.headers.items()}
-                    redirects = reply.status_code in REDIRECTS and "location" in shown
-                    body, truncated = (b"", False) if redirects else await _read(reply, int(self.limits.max_bytes))
-                finally:
-                    await reply.aclose()
-        except httpx2.HTTPError as error:
-            raise ToolExecutionError(f"The exchange with {host.name} failed: {str(error) or type(error).__name__}") from error
-        return Response(str(url), reply.status_code, reply.reason_phrase, shown, body, truncated)
+        hop = Hop(request, url, host, port, addresses, _headers(request, url, host, self.user_agent))
+        return await self.exchange(hop, int(self.limits.max_bytes), self.limits.timeout_ms)
 
-    async def _dial(
-        self, transport: httpx2.AsyncHTTPTransport, request: Request, url: httpx2.URL, host: Host, addresses: list[IPAddress]
-    ) -> httpx2.Response:
-        """Connects to a checked address; the name stays in `Host`, in SNI and in the certificate check."""
-        import httpx2
 
-        name = f"[{host.name}]" if ":" in host.name else host.name
-        headers = {"Host": name if url.port is None else f"{name}:{url.port}", "User-Agent": self.user_agent, "Accept": "*/*"}
-        headers |= {"Accept-Encoding": "gzip", "Connection": "close"}
-        given = {key.lower() for key in request.headers}
-        headers = {key: value for key, value in headers.items() if key.lower() not in given} | dict(request.headers)
-        for last, address in enumerate(addresses, start=1 - len(addresses)):
-            pinned = httpx2.Request(
-                request.method,
-                url.copy_with(host=str(address)),
-                headers=headers,
-                content=request.body,
-                extensions={"sni_hostname": host.name} if host.address is None else {},
-            )
+def _headers(request: Request, url: httpx2.URL, host: Host, user_agent: str) -> dict[str, str]:
+    """All that is sent; the name stays in `Host`, whatever is connected to."""
+    name = f"[{host.name}]" if ":" in host.name else host.name
+    own = {"Host": name if url.port is None else f"{name}:{url.port}", "User-Agent": user_agent, "Accept": "*/*"}
+    own |= {"Accept-Encoding": "gzip", "Connection": "close"}
+    given = {key.lower() for key in request.headers}
+    return {key: value for key, value in own.items() if key.lower() not in given} | dict(request.headers)
+
+
+async def connect(hop: Hop, max_bytes: int, timeout_ms: float) -> Response:
+    """An exchange over a connection of this process. Its time is that of the whole request, so `timeout_ms` is not looked at."""
+    import httpx2
+
+    try:
+        async with httpx2.AsyncHTTPTransport(verify=tls_context(), trust_env=False) as transport:
+            reply = await _dial(transport, hop)
             try:
-                return await transport.handle_async_request(pinned)
-            except httpx2.ConnectError:
-                if last == 0:
-                    raise
-        raise AssertionError("resolve() gives at least one address")
+                shown = {name.lower(): value for name, value in reply.headers.items()}
+                redirects = reply.status_code in REDIRECTS and "location" in shown
+                body, truncated = (b"", False) if redirects else await _read(reply, max_bytes)
+            finally:
+                await reply.aclose()
+    except httpx2.HTTPError as error:
+        raise ToolExecutionError(f"The exchange with {hop.host.name} failed: {str(error) or type(error).__name__}") from error
+    return Response(str(hop.url), reply.status_code, reply.reason_phrase, shown, body, truncated)
+
+
+async def _dial(transport: httpx2.AsyncHTTPTransport, hop: Hop) -> httpx2.Response:
+    """Connects to a checked address; the name stays in SNI and in the certificate check."""
+    import httpx2
+
+    for last, address in enumerate(hop.addresses, start=1 - len(hop.addresses)):
+        pinned = httpx2.Request(
+            hop.request.method,
+            hop.url.copy_with(host=str(address)),
+            headers=hop.headers,
+            content=hop.request.body,
+            extensions={"sni_hostname": hop.host.name} if hop.host.address is None else {},
+        )
+        try:
+            return await transport.handle_async_request(pinned)
+        except httpx2.ConnectError:
+            if last == 0:
+                raise
+    raise AssertionError("resolve() gives at least one address")
 
 
 def _redirected(request: Request, status: int, old: httpx2.URL, new: httpx2.URL) -> Request:
@@ -197,13 +223,16 @@ async def _read(reply: httpx2.Response, max_bytes: int) -> tuple[bytes, bool]:
     arrived, body = 0, bytearray()
     async for chunk in reply.aiter_raw():
         arrived += len(chunk)
-        try:
-            body += unpack(chunk[: max(0, max_bytes + 1 - (arrived - len(chunk)))], max_bytes + 1 - len(body))
-        except zlib.error as error:
-            raise ToolExecutionError(f"The body of the answer is not what its Content-Encoding says: {error}") from error
+        body += unpack(chunk[: max(0, max_bytes + 1 - (arrived - len(chunk)))], max_bytes + 1 - len(body))
         if len(body) > max_bytes or arrived > max_bytes:
             return bytes(body[:max_bytes]), True
     return bytes(body), False
+
+
+def unpacked(body: bytes, encoding: str, max_bytes: int) -> tuple[bytes, bool]:
+    """A whole body like `_read`: decoded, and cut at `max_bytes` before and after that."""
+    decoded = _unpacker(encoding)(body[: max_bytes + 1], max_bytes + 1)
+    return decoded[:max_bytes], len(body) > max_bytes or len(decoded) > max_bytes
 
 
 def _unpacker(encoding: str) -> Callable[[bytes, int], bytes]:
@@ -214,7 +243,14 @@ def _unpacker(encoding: str) -> Callable[[bytes, int], bytes]:
     if name not in {"gzip", "x-gzip", "deflate"}:
         raise ToolExecutionError(f"The answer is encoded as {encoding!r}, which was not asked for.")
     decoder = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)
-    return lambda chunk, room: decoder.decompress(decoder.unconsumed_tail + chunk, max(1, room))
+
+    def decode(chunk: bytes, room: int) -> bytes:
+        try:
+            return decoder.decompress(decoder.unconsumed_tail + chunk, max(1, room))
+        except zlib.error as error:
+            raise ToolExecutionError(f"The body of the answer is not what its Content-Encoding says: {error}") from error
+
+    return decode
 
 
 def _check_headers(headers: Mapping[str, str]) -> None:

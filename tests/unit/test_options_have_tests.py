@@ -60,6 +60,7 @@ SUMMARY = {
     "max_summary_tokens": f"{STRATEGIES}the_turns_before_the_tail_become_one_user_message",
 }
 
+BROKER, SANDBOX = "wire/test_broker.py::test_", "wire/test_sandbox.py::test_"
 FETCHING = {
     "timeout_ms": f"{WEB}time_covers_a_body_that_never_ends",
     "max_redirects": f"{WEB}redirects_are_followed_up_to_the_limit",
@@ -300,7 +301,27 @@ TESTS: dict[str, dict[str, str]] = {
         "max_chars": f"{U}project_instructions.py::test_long_text_is_cut_and_bad_bytes_are_replaced",
     },
     "create_web_fetch_tool": FETCHING,
-    "create_http_tool": FETCHING,
+    "create_http_tool": {
+        **FETCHING,
+        "sandbox": "wire/test_sandboxed_http.py::test_program_connects_to_the_address_that_was_checked_here",
+    },
+    "create_credential_broker": {
+        "rules": f"{BROKER}path_form_goes_to_https_with_the_headers_of_the_host",
+        "allow": f"{BROKER}other_hosts_get_403_before_a_lookup_and_a_connection",
+        "allow_private": f"{BROKER}private_targets_are_refused_unless_listed",
+        "resolver": f"{BROKER}name_is_looked_up_once_and_the_connection_goes_to_that_address",
+        "timeout_ms": f"{BROKER}server_that_is_silent_or_away_is_an_answer",
+    },
+    "SubprocessSandbox": {
+        "network": f"{SANDBOX}without_network_a_program_reaches_nothing",
+        "broker": f"{BROKER}sandbox_reaches_only_allowed_hosts_and_only_through_the_broker",
+        "cwd": f"{SANDBOX}result_is_that_of_the_program",
+    },
+    "SandboxShell": {
+        "adapter": f"{SANDBOX}shell_tool_runs_in_a_sandbox",
+        "cwd": f"{SANDBOX}shell_tool_runs_in_a_sandbox",
+        "env": f"{SANDBOX}shell_tool_runs_in_a_sandbox",
+    },
     "create_todo_tools": {
         "store": f"{U}tool_todo.py::test_store_and_listener_may_be_async",
         "on_change": f"{U}tool_todo.py::test_store_and_listener_may_be_async",
@@ -376,9 +397,10 @@ async def existing() -> dict[str, set[str]]:
             found[name] = parameters(kind.__init__) - (common if issubclass(kind, HTTPProvider) else set())
     for call in (*_public_calls(), builtin.create_web_fetch_tool, builtin.create_http_tool, todo.create_todo_tools):
         found[call.__name__] = parameters(call)
-    for name in ("create_fs_tools", "create_shell_tool"):
+    for name in ("create_fs_tools", "create_shell_tool", "create_credential_broker"):
         found[name] = parameters(getattr(workspace, name))
-    found["WorkspaceCheckpoints"] = parameters(workspace.WorkspaceCheckpoints.__init__)
+    for kind in (workspace.WorkspaceCheckpoints, workspace.SubprocessSandbox, workspace.SandboxShell):
+        found[kind.__name__] = parameters(kind.__init__)
     for kind in (lousho_ray.SqliteStore, lousho_ray.FileSessionStore):
         found[kind.__name__] = parameters(kind.__init__)
     return found

@@ -85,7 +85,7 @@ async def run_command(
 
 
 class SandboxAdapter(Protocol):
-    """Where a run executes programs for its tools. `name` is what errors call it."""
+    """Where tools run programs. `name` is what people and models call it."""
 
     @property
     def name(self) -> str: ...
