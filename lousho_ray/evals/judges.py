@@ -26,7 +26,7 @@ _INSTRUCTIONS = (
     "Reply with two lines and nothing else:\n"
     "SCORE: a number from 0 (fails the rubric) to 1 (meets it fully)\nFEEDBACK: one or two sentences"
 )
-_SCORE = re.compile(r"^\W*score\W*[:=]\W*(?P<value>.+?)\s*$", re.IGNORECASE | re.MULTILINE)
+_SCORE = re.compile(r"^\W*score[\s*_`]*[:=][\s*_`]*(?P<value>.+?)\s*$", re.IGNORECASE | re.MULTILINE)
 _FEEDBACK = re.compile(r"^\W*feedback\W*:\s*(?P<text>.*)", re.IGNORECASE | re.MULTILINE | re.DOTALL)
 _NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)")
 _BARE = re.compile(r"[\s*_`\[\](){}]*(?P<value>[-+]?(?:\d+(?:\.\d+)?|\.\d+))[\s*_`\[\](){}.]*")

@@ -114,6 +114,11 @@ EXAMPLES: dict[str, tuple[LoushoError, str, dict[str, Any]]] = {
     ),
     "TestFailedError": (errors.TestFailedError("m"), "LOUSHO_TEST_FAILED", {}),
     "CassetteError": (errors.CassetteError("m", path="/c"), "LOUSHO_CASSETTE_INVALID", {"path": "/c"}),
+    "CassetteMismatchError": (
+        errors.CassetteMismatchError("m", cassette="/c", call_number=2),
+        "LOUSHO_CASSETTE_INVALID",
+        {"path": "/c", "cassette": "/c", "call_number": 2},
+    ),
 }
 
 CLASSES = sorted(
