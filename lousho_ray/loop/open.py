@@ -28,7 +28,7 @@ from lousho_ray.options import ModelSettings, merge_settings
 from lousho_ray.ports import GenerateOptions, GenerateResult, Ledger, Limiter, LLMProvider, Reasoning
 from lousho_ray.providers.interception import intercepted, replays
 from lousho_ray.providers.limited import with_rate_limit
-from lousho_ray.providers.wrapper import can_stream
+from lousho_ray.providers.wrapper import can_stream, enforces
 from lousho_ray.tools.registry import AnyTool, ToolRegistry, check_hosted_names, collect_all_tools
 from lousho_ray.tools.spill import AREA, READ_RESULT, read_result_tool
 from lousho_ray.usage import Spend
@@ -306,8 +306,7 @@ def _output_block(definition: AgentDefinition, provider: LLMProvider, model: str
         return ""
     with_schema = definition.output_prompt
     if with_schema == "auto":
-        enforces = getattr(provider, "enforces_response_format", None)
-        with_schema = enforces is None or not enforces(model)
+        with_schema = not enforces(provider, definition.output.response_format, model)
     return definition.output.block(with_schema=with_schema)
 
 

@@ -30,6 +30,8 @@ WRAPPED_KEY = "result"
 MAX_ISSUES = 20
 
 _PARTS = frozenset({"allOf", "not", "if", "then", "else"})
+_NO_OBJECT = frozenset({"anyOf", "oneOf", "allOf", "$ref", "enum", "const"})
+"""Keys with which the top of a schema may describe something else than an object."""
 _OPEN = frozenset({"additionalProperties", "unevaluatedProperties", "patternProperties", "allOf", "if", "then", "else"})
 """The keys with which a node says itself what other properties it has."""
 
@@ -107,8 +109,9 @@ class OutputContract:
         except InvalidArguments as error:
             return Invalid(tuple(error.issues[:MAX_ISSUES]))
         plain = parsed.plain[WRAPPED_KEY] if self._wrapped else parsed.plain
-        issues = await self._own_issues(parsed.value, context)
-        return Invalid(issues) if issues else Valid(parsed.value, plain)
+        value = parsed.value[WRAPPED_KEY] if self._wrapped and isinstance(self.spec, Mapping) else parsed.value
+        issues = await self._own_issues(value, context)
+        return Invalid(issues) if issues else Valid(value, plain)
 
     def repair_message(self, invalid: Invalid) -> str:
         """The user message of the one repair step."""
@@ -122,7 +125,7 @@ class OutputContract:
 
     @functools.cached_property
     def _wrapped(self) -> bool:
-        return not isinstance(self.spec, Mapping) and not _is_object_type(self.spec)
+        return not (_is_object_schema(self.spec) if isinstance(self.spec, Mapping) else _is_object_type(self.spec))
 
     @functools.cached_property
     def _reader(self) -> JsonSchemaInput | PydanticInput:
@@ -130,7 +133,7 @@ class OutputContract:
             raise _no_schema(f"{self.spec!r} is a function, not a type.")
         try:
             if isinstance(self.spec, Mapping):
-                return JsonSchemaInput(self.spec)
+                return JsonSchemaInput(_wrapping_schema(self.spec) if self._wrapped else self.spec)
             return PydanticInput(self.spec) if not self._wrapped else _wrapping(self.spec)
         except (PydanticUserError, ConfigurationError, TypeError, NameError) as error:
             detail = getattr(error, "detail", None) or str(error).splitlines()[0]
@@ -165,7 +168,7 @@ class OutputContract:
 
 
 def _no_schema(why: str) -> ConfigurationError:
-    advice = "Pass a pydantic model, a type or a JSON schema of type object."
+    advice = "Pass a pydantic model, a type or a JSON schema."
     return ConfigurationError(f"output cannot be used as a schema: {why} {advice}", field="output")
 
 
@@ -246,6 +249,33 @@ def _wrapping(type_: Any) -> PydanticInput:
 
     wrapper = create_model("Output", __config__=ConfigDict(extra="forbid"), value=(type_, Field(alias=WRAPPED_KEY)))
     return PydanticInput(wrapper, lambda wrapped: wrapped.value)
+
+
+def _is_object_schema(schema: Mapping[str, Any]) -> bool:
+    """Whether the top of a JSON schema is an object, as an API that takes a schema wants it. One that says nothing counts."""
+    kind: object = schema.get("type", None if _NO_OBJECT & schema.keys() else "object")
+    return kind == "object"
+
+
+def _wrapping_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of an object that holds the wanted value. References to the old top, or to a place in it, follow it down."""
+    definitions = {key: schema[key] for key in ("$schema", "$defs", "definitions") if key in schema}
+    inner = {key: value for key, value in schema.items() if key not in definitions}
+
+    def follow(node: Any) -> Any:
+        if isinstance(node, list):
+            return [follow(item) for item in node]
+        if not isinstance(node, Mapping):
+            return node
+        moved = {key: follow(value) for key, value in node.items()}
+        reference = moved.get("$ref")
+        if isinstance(reference, str) and re.fullmatch(r"#(?!/\$defs/|/definitions/)(/.*)?", reference):
+            moved["$ref"] = f"#/properties/{WRAPPED_KEY}{reference[1:]}"
+        return moved
+
+    wrapper = {"type": "object", "properties": {WRAPPED_KEY: inner}, "required": [WRAPPED_KEY], "additionalProperties": False}
+    followed: dict[str, Any] = follow({**wrapper, **definitions})
+    return followed
 
 
 def _is_object_type(spec: Any) -> bool:

@@ -12,9 +12,10 @@ import os
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Any
 
-from lousho_ray.ports import Chunk, FinishChunk, GenerateOptions, GenerateResult, ServedBy
+from lousho_ray.ports import Chunk, FinishChunk, GenerateOptions, GenerateResult, ResponseFormat, ServedBy
 from lousho_ray.providers.anthropic_parts import FileRule
 from lousho_ray.providers.anthropic_reply import ReplyReader, add_usage, fold_result
+from lousho_ray.providers.anthropic_schema import output_schema
 from lousho_ray.providers.anthropic_wire import MessagesRequest, WireOptions, build_request
 from lousho_ray.providers.base import EventReader, HTTPProvider, import_client, split_url
 from lousho_ray.providers.failures import MalformedReplyError, TruncatedStreamError, error_body, note_usage
@@ -59,6 +60,10 @@ class AnthropicProvider(HTTPProvider):
 
     def supports_hosted_tool(self, type: str) -> bool:
         return type == "hosted_tool"
+
+    def enforces_response_format(self, response_format: ResponseFormat, model: str | None = None) -> bool:
+        """With `structured_outputs`, schemas that the API can express are enforced."""
+        return self.structured_outputs and response_format.schema is not None and output_schema(response_format.schema) is not None
 
     def new_client(self) -> Any:
         anthropic = import_client("anthropic", "anthropic[aiohttp]>=2.14,<3")

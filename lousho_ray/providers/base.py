@@ -21,7 +21,7 @@ from urllib.parse import parse_qsl, unquote, unquote_plus, urlsplit, urlunsplit
 
 from lousho_ray.errors import ConfigurationError, LLMProviderError, MissingDependencyError, OperationTimeoutError, suggest
 from lousho_ray.hosted_tools import type_of, unsupported_hosted_tool
-from lousho_ray.ports import GenerateOptions
+from lousho_ray.ports import GenerateOptions, ResponseFormat
 from lousho_ray.providers.event_reader import EventReader
 from lousho_ray.providers.failures import scrub
 from lousho_ray.providers.prices import read_table, table_was_read
@@ -161,6 +161,10 @@ class HTTPProvider:
         return True
 
     def supports_hosted_tool(self, type: str) -> bool:
+        return False
+
+    def enforces_response_format(self, response_format: ResponseFormat, model: str | None = None) -> bool:
+        """Whether every reply is held to this schema by the server, so that it need not stand in the prompt."""
         return False
 
     def check_hosted(self, options: GenerateOptions) -> None:

@@ -14,6 +14,7 @@ from lousho_ray.ports import (
     GenerateOptions,
     GenerateResult,
     LLMProvider,
+    ResponseFormat,
     ServedBy,
 )
 from lousho_ray.providers.failures import classify, to_provider_error
@@ -22,6 +23,7 @@ from lousho_ray.providers.wrapper import (
     check_provider,
     close_stream,
     drain,
+    enforces,
     is_final,
     is_output,
     next_chunk,
@@ -70,6 +72,11 @@ class FallbackProvider(ProviderWrapper):
         self.providers = providers
         self._fallback_on = fallback_on
         self._on_fallback = on_fallback
+
+    def enforces_response_format(self, response_format: ResponseFormat, model: str | None = None) -> bool:
+        """Only when each of the providers does: any of them may come to answer."""
+        first = self.providers[0]
+        return all(enforces(provider, response_format, model if provider is first else None) for provider in self.providers)
 
     async def generate(self, options: GenerateOptions, /) -> GenerateResult:
         call = _Call(self, options)

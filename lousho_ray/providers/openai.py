@@ -7,12 +7,13 @@ from typing import Any, Literal, get_args
 from urllib.parse import urlsplit
 
 from lousho_ray.hosted_tools import HostedToolType
-from lousho_ray.ports import GenerateOptions
+from lousho_ray.ports import GenerateOptions, ResponseFormat
 from lousho_ray.providers.openai_chat import ChatDialect, chat_request, chat_result
 from lousho_ray.providers.openai_chat_stream import ChatStream
 from lousho_ray.providers.openai_client import Call, OpenAIClientProvider, ambient_headers
 from lousho_ray.providers.openai_responses import UNKNOWN_SETTINGS, responses_request, responses_result
 from lousho_ray.providers.openai_responses_stream import ResponsesStream
+from lousho_ray.providers.openai_strict import fits_strict_mode
 from lousho_ray.providers.reasoning_models import openai_reasons, wanted
 
 BASE_URL = "https://api.openai.com/v1"
@@ -70,6 +71,10 @@ class OpenAIProvider(OpenAIClientProvider):
         """The Responses API runs web search, code interpreter, file search and any tool given raw."""
         return type in get_args(HostedToolType) and (self.api == "responses" or (self.api == "auto" and self.is_vendor))
 
+    def enforces_response_format(self, response_format: ResponseFormat, model: str | None = None) -> bool:
+        """OpenAI itself enforces the schemas of its strict mode; other servers take them as hints."""
+        return self.is_vendor and response_format.schema is not None and fits_strict_mode(response_format.schema)
+
     def uses_responses(self, options: GenerateOptions) -> bool:
         """Which of the two APIs a call goes to."""
         if self.api != "auto":
@@ -90,7 +95,10 @@ class OpenAIProvider(OpenAIClientProvider):
                 summary = {"summary": reasoning.summary} if reasoning.summary else {}
                 extra = {"reasoning": {"effort": reasoning.effort, **summary}}
             files: Literal["send", "note", "error"] = "send" if self.accepts_file_parts else self.unsupported_files
-            body = responses_request(options, model, files, self.warn, stream=stream, extra=extra, dropped=dropped)
+            strict = self.is_vendor
+            body = responses_request(
+                options, model, files, self.warn, stream=stream, extra=extra, dropped=dropped, strict_schemas=strict
+            )
             return Call("/responses", body, responses_result, ResponsesStream)
         extra = {} if reasoning is None else {"reasoning_effort": reasoning.effort}
         body = chat_request(options, model, self._dialect(), self.warn, stream=stream, extra=extra, dropped=dropped)
@@ -98,7 +106,7 @@ class OpenAIProvider(OpenAIClientProvider):
 
     def _dialect(self) -> ChatDialect:
         key = "max_completion_tokens" if self.is_vendor or is_azure(self.base_url) else "max_tokens"
-        return ChatDialect(provider=self.name, max_tokens_key=key, **self.file_rules())
+        return ChatDialect(provider=self.name, max_tokens_key=key, strict_schemas=self.is_vendor, **self.file_rules())
 
 
 def is_openai(base_url: str | None) -> bool:

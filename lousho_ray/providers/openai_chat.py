@@ -14,6 +14,7 @@ from lousho_ray.messages import ContentPart, FilePart, ImagePart, Message, Reaso
 from lousho_ray.ports import GenerateOptions, GenerateResult, ToolDefinition
 from lousho_ray.providers import json_fields as fields
 from lousho_ray.providers.failures import MalformedReplyError, error_body
+from lousho_ray.providers.openai_strict import fits_strict_mode
 from lousho_ray.providers.transcript import (
     Warn,
     arguments_object,
@@ -52,6 +53,7 @@ class ChatDialect:
         max_tokens_key: `max_completion_tokens` on OpenAI itself, `max_tokens` elsewhere.
         stream_usage: Whether streams are asked for a usage chunk.
         structured_outputs: How JSON is asked for.
+        strict_schemas: Whether a schema that fits OpenAI's strict mode is sent as one to enforce.
         accepts_files: Whether file parts are sent: as bytes, and with `file_urls` as URLs too.
         unsupported_files: What becomes of a file part that is not sent: a note in its place, or an error.
         call_ids: The form of tool call ids: OpenAI's, or Mistral's.
@@ -62,6 +64,7 @@ class ChatDialect:
     max_tokens_key: str = "max_tokens"
     stream_usage: bool = True
     structured_outputs: Literal["json_schema", "json_object", "none"] = "json_schema"
+    strict_schemas: bool = False
     accepts_files: bool = False
     file_urls: bool = False
     unsupported_files: Literal["error", "note"] = "error"
@@ -142,7 +145,8 @@ def _head(
     if options.response_format is not None:
         schema = options.response_format.schema
         if schema is not None and dialect.structured_outputs == "json_schema":
-            named = {"name": "output", "schema": dict(schema), "strict": False}
+            strict = dialect.strict_schemas and fits_strict_mode(schema)
+            named = {"name": "output", "schema": dict(schema), "strict": strict}
             head["response_format"] = {"type": "json_schema", "json_schema": named}
         elif dialect.structured_outputs != "none":
             head["response_format"] = {"type": "json_object"}

@@ -15,6 +15,7 @@ from lousho_ray.providers import json_fields as fields
 from lousho_ray.providers.failures import MalformedReplyError, error_body
 from lousho_ray.providers.openai_chat import model_of, object_schema
 from lousho_ray.providers.openai_hosted import hosted_wire, included
+from lousho_ray.providers.openai_strict import fits_strict_mode
 from lousho_ray.providers.transcript import (
     Warn,
     arguments_object,
@@ -54,8 +55,12 @@ def responses_request(
     stream: bool = False,
     extra: Mapping[str, Any] | None = None,
     dropped: Sequence[str] = (),
+    strict_schemas: bool = False,
 ) -> bytes:
-    """The JSON body of a call. Messages and tools are encoded once and kept beside themselves (`wire_cache`)."""
+    """The JSON body of a call. Messages and tools are encoded once and kept beside themselves (`wire_cache`).
+
+    With `strict_schemas`, an output schema that fits the strict mode is sent as one to enforce.
+    """
     system, turns = split_system(options.messages)
     turns = repair_pairs(turns, warn)
     key = f"responses:{files}"
@@ -67,7 +72,10 @@ def responses_request(
             encoded = message.wire_cache[key] = ",".join(encode_json(item) for item in items).encode()
         if encoded:
             pieces.append(encoded)
-    body = [encode_json(_head(options, model, system, stream, extra, dropped, warn))[:-1].encode()]
+    text: dict[str, Any] = {}
+    if options.response_format is not None:
+        text = {"text": {"format": _text_format(options.response_format.schema, strict_schemas)}}
+    body = [encode_json(_head(options, model, system, stream, {**text, **(extra or {})}, dropped, warn))[:-1].encode()]
     body += [b',"input":[', b",".join(pieces), b"]"]
     tools = [_encoded_tool(tool) for tool in options.tools]
     if options.hosted_tools:
@@ -86,7 +94,7 @@ def _head(
     model: str,
     system: str,
     stream: bool,
-    extra: Mapping[str, Any] | None,
+    extra: Mapping[str, Any],
     dropped: Sequence[str],
     warn: Warn,
 ) -> dict[str, Any]:
@@ -102,11 +110,9 @@ def _head(
             warn(f"setting:{key}", f"the Responses API has no {key}; it is not sent.")
     if "tool_choice" in settings and (options.tools or options.hosted_tools):
         head["tool_choice"] = _tool_choice(settings["tool_choice"])
-    if options.response_format is not None:
-        head["text"] = {"format": _text_format(options.response_format.schema)}
     if stream:
         head["stream"] = True
-    return {**head, **(extra or {})}
+    return {**head, **extra}
 
 
 def _tool_choice(choice: Any) -> Any:
@@ -114,10 +120,11 @@ def _tool_choice(choice: Any) -> Any:
     return {"type": "function", "name": function["name"]} if isinstance(function, Mapping) else choice
 
 
-def _text_format(schema: Mapping[str, Any] | None) -> dict[str, Any]:
+def _text_format(schema: Mapping[str, Any] | None, strict_schemas: bool) -> dict[str, Any]:
     if schema is None:
         return {"type": "json_object"}
-    return {"type": "json_schema", "name": "output", "schema": dict(schema), "strict": False}
+    strict = strict_schemas and fits_strict_mode(schema)
+    return {"type": "json_schema", "name": "output", "schema": dict(schema), "strict": strict}
 
 
 def input_items(

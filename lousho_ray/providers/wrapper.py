@@ -21,6 +21,7 @@ from lousho_ray.ports import (
     ProviderNotice,
     ReasoningChunk,
     ReasoningEndChunk,
+    ResponseFormat,
     TextChunk,
     ToolCallChunk,
 )
@@ -87,6 +88,12 @@ def can_stream(provider: LLMProvider, model: str | None = None) -> bool:
         return False
     says: Callable[[str | None], bool] | None = getattr(provider, "supports_streaming", None)
     return True if says is None else bool(says(model))
+
+
+def enforces(provider: LLMProvider, response_format: ResponseFormat, model: str | None = None) -> bool:
+    """Whether `provider` holds every reply to the schema. One that says nothing does not."""
+    says: Callable[[ResponseFormat, str | None], bool] | None = getattr(provider, "enforces_response_format", None)
+    return says is not None and says(response_format, model)
 
 
 async def open_stream(provider: LLMProvider, options: GenerateOptions) -> AsyncIterator[Chunk]:

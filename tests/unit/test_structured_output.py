@@ -63,6 +63,7 @@ class Node(BaseModel):
 
 
 CITY_SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}, "people": {"type": "integer"}}, "required": ["name"]}
+LISTS = {"type": "array", "items": {"$ref": "#"}}
 BAD, GOOD = '{"name": 5, "people": -1}', '{"name": "rome", "people": 3}'
 ROME = City(name="Rome", people=3)
 
@@ -84,6 +85,14 @@ ROME = City(name="Rome", people=3)
         (City | Place, '{"x": 1, "y": 2}', {"x": 1, "y": 2}),
         (City | None, "null", None),
         (CITY_SCHEMA, '{"name": "rome"}', {"name": "rome"}),
+        ({"type": "array", "items": {"type": "integer"}}, "[1, 2]", [1, 2]),
+        ({"type": "integer"}, '{"result": 3}', 3),
+        ({"type": ["string", "null"]}, "null", None),
+        ({"enum": ["yes", "no"]}, '"no"', "no"),
+        ({"const": 7}, "7", 7),
+        ({"anyOf": [{"type": "integer"}, CITY_SCHEMA]}, '{"name": "rome"}', {"name": "rome"}),
+        ({"$ref": "#/$defs/City", "$defs": {"City": CITY_SCHEMA}}, '{"name": "rome"}', {"name": "rome"}),
+        (LISTS, "[[], [[]]]", [[], [[]]]),
     ],
 )
 async def test_the_object_is_the_validated_python_value_and_the_text_stays_raw(output: Any, reply: str, value: Any) -> None:
@@ -109,6 +118,24 @@ async def test_a_type_that_is_no_object_may_come_wrapped_as_its_sent_schema_says
     }
 
 
+async def test_a_schema_whose_top_is_no_object_is_wrapped_and_its_references_follow() -> None:
+    # RUN-73: as with list[int]
+    model = mock_model(['{"result": [["x"]]}', '{"result": []}'])
+    nested = {"type": "array", "items": {"$ref": "#"}, "$defs": {"Name": {"type": "string"}}, "description": "Lists."}
+    result = await create_agent(provider=model, output=nested).send("Which?")
+    assert (result.object, result.output_repaired) == ([], True)
+    assert result.output_repair_issues == [{"path": "result.0.0", "message": "must be of type array (got string)"}]
+    sent = model.calls[0].response_format
+    assert sent is not None
+    assert sent.schema == {
+        "type": "object",
+        "properties": {"result": {"type": "array", "items": {"$ref": "#/properties/result"}, "description": "Lists."}},
+        "required": ["result"],
+        "additionalProperties": False,
+        "$defs": {"Name": {"type": "string"}},
+    }
+
+
 @pytest.mark.parametrize(
     "output",
     [
@@ -120,7 +147,7 @@ async def test_a_type_that_is_no_object_may_come_wrapped_as_its_sent_schema_says
         lambda reply: reply,
         print,
         {"type": "nonsense"},
-        {"type": "array", "items": {"type": "integer"}},
+        {"type": "array", "items": 3},
         {"type": "object", "properties": 3},
         {"type": "object", "properties": {"a": {"$ref": "#/$defs/missing"}}},
         {"type": "object", "properties": {"a": {"$ref": "https://example.com/a.json"}}},

@@ -90,6 +90,101 @@ async def test_a_schema_of_any_shape_is_accepted_and_its_reply_validated(
     assert "[output-invalid]" in repair
 
 
+class Firm(BaseModel):
+    """Every field is required: OpenAI's strict mode takes it."""
+
+    name: str
+    rooms: list[Room]
+    note: str | None
+
+
+class Room(BaseModel):
+    number: int = Field(ge=1, description="From 1.")
+    kind: Literal["single", "double"]
+
+
+FIRM = {"name": "x", "rooms": [{"number": 1, "kind": "double"}], "note": None}
+
+
+def at_openai(server: FakeServer, route: Route, **options: Any) -> Any:
+    """A provider that takes the server for OpenAI's own."""
+    provider: Any = provider_for(route, server, **options)
+    provider.is_vendor = True
+    return provider
+
+
+def system_prompt(request: RecordedRequest) -> str:
+    body = request.body
+    if request.route == "responses":
+        return str(body["instructions"])
+    return json.dumps(body["system"] if request.route == "messages" else body["messages"][0])
+
+
+async def sent_for(server: FakeServer, provider: Any, output: Any, reply: Any, **options: Any) -> RecordedRequest:
+    """The one request of a run with this output schema."""
+    server.respond(Reply(json.dumps(reply)))
+    async with an_agent(provider, [], output=output, **options) as agent:
+        assert (await agent.send("Which?")).finish_reason == "stop"
+    return server.requests[-1]
+
+
+@pytest.mark.parametrize(("output", "reply"), [(Firm, FIRM), (list[Room], {"result": FIRM["rooms"]})], ids=["model", "list"])
+@pytest.mark.parametrize("route", ["chat", "responses"])
+async def test_what_openai_enforces_is_sent_strict_and_left_out_of_the_prompt(
+    fake_server: FakeServer, route: Route, output: Any, reply: Any
+) -> None:
+    # LES-55, RUN-74: the strict fake server takes it
+    request = await sent_for(fake_server, at_openai(fake_server, route), output, reply)
+    sent = request.body["response_format"]["json_schema"] if route == "chat" else request.body["text"]["format"]
+    assert sent["strict"] is True
+    assert "## Output format" in system_prompt(request)
+    assert "single" not in system_prompt(request)
+    told = await sent_for(fake_server, at_openai(fake_server, route), output, reply, output_prompt=True)
+    assert "single" in system_prompt(told)
+
+
+@pytest.mark.parametrize("route", ["chat", "responses"])
+@pytest.mark.parametrize(("output", "reply", "told"), [(Wide, WIDE, "How big."), (Free, {"known": "k"}, "known")])
+async def test_a_schema_that_strict_mode_cannot_say_stays_a_hint_and_in_the_prompt(
+    fake_server: FakeServer, route: Route, output: Any, reply: Any, told: str
+) -> None:
+    # LES-55, PRV-30b, PRV-39b
+    request = await sent_for(fake_server, at_openai(fake_server, route), output, reply)
+    sent = request.body["response_format"]["json_schema"] if route == "chat" else request.body["text"]["format"]
+    assert sent["strict"] is False
+    assert told in system_prompt(request)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+async def test_where_nothing_is_enforced_the_schema_stands_in_the_prompt(fake_server: FakeServer, route: Route) -> None:
+    # LES-55, RUN-74
+    request = await sent_for(fake_server, provider_for(route, fake_server), Firm, FIRM)
+    assert "single" in system_prompt(request)
+
+
+@pytest.mark.parametrize(
+    ("structured_outputs", "output", "reply", "told"),
+    [(True, Firm, FIRM, False), (False, Firm, FIRM, True), (True, Tree, {"label": "a"}, True)],
+    ids=["on", "off", "recursive"],
+)
+async def test_anthropic_enforces_what_its_structured_outputs_can_say(
+    fake_server: FakeServer, structured_outputs: bool, output: Any, reply: Any, told: bool
+) -> None:
+    # LES-55, PRV-D6
+    provider = provider_for("messages", fake_server, structured_outputs=structured_outputs)
+    request = await sent_for(fake_server, provider, output, reply)
+    assert ("properties" in system_prompt(request)) is told
+    assert ("output_config" in request.body) is not told
+
+
+@pytest.mark.parametrize(("fallback", "told"), [("responses", False), ("ollama", True)])
+async def test_with_fallbacks_each_provider_has_to_enforce_it(fake_server: FakeServer, fallback: Route, told: bool) -> None:
+    # LES-55: whoever answers was told, or is held to it
+    behind = at_openai(fake_server, fallback) if fallback == "responses" else provider_for(fallback, fake_server)
+    request = await sent_for(fake_server, at_openai(fake_server, "chat"), Firm, FIRM, fallback_models=[behind])
+    assert ("single" in system_prompt(request)) is told
+
+
 @pytest.mark.parametrize("route", ROUTES)
 async def test_a_forced_answer_is_accepted_without_tools(fake_server: FakeServer, route: Route) -> None:
     # RUN-79, RUN-D4
