@@ -42,7 +42,7 @@ SESSION_OPTIONS: dict[str, Any] = {
 }
 
 
-QUESTIONS = frozenset({"load", "pending", "approval", "discard_pending", "clear", "compact", "fork_point", "begin"})
+QUESTIONS = frozenset({"load", "pending", "approval", "discard_pending", "clear", "compact", "fork_point", "begin", "set_mode"})
 """The methods of a session that its handle may call besides starting turns."""
 
 

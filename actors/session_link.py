@@ -58,9 +58,10 @@ class HostedLink:
         self._key: SessionKey | None = None
         self._actor: Any = None
         self._last_start: concurrent.futures.Future[None] | None = None
+        self.mode: Any = None
 
     def start(self, request: Request, observers: Sequence[Observer]) -> RunSource:
-        turn = HostedTurn(self, request, observers)
+        turn = HostedTurn(self, request if request.mode is not None else replace(request, mode=self.mode), observers)
         # Actors do not keep the order of calls: a start is sent when the one before it has been answered.
         self._last_start = turn.begin(after=self._last_start)
         return turn
@@ -93,6 +94,11 @@ class HostedLink:
             actor, actor.call.remote(key, shipment, "compact"), timeout_s=None
         )
         return made
+
+    async def set_mode(self, mode: Any) -> None:
+        self.mode = mode
+        if self._actor is not None:  # else no turn of this handle has begun
+            await self._call("set_mode", mode)
 
     async def fork_point(self) -> list[Message]:
         messages: list[Message] = await self._call("fork_point")
@@ -268,7 +274,7 @@ class HostedTurn:
             run_id = f"{self.run_id}-{self._recoveries}"
             again: Request = replace(self._request, run_id=run_id)
             if error is not None:
-                again = ResumeRequest(run_id, self._request.observed, lost=lost.run_id)
+                again = ResumeRequest(run_id, self._request.observed, lost=lost.run_id, mode=self._link.mode)
             self._home = self._task(self._resumed(again, resumed=error is not None))
             self._moved.set()
             self._moved = asyncio.Event()

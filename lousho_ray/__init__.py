@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from lousho_ray.loop.result import ExecutionResult
     from lousho_ray.messages import FilePart, ImagePart, Message, TextPart, ToolCall, text_of
     from lousho_ray.options import Compaction, Limits, ModelSettings, RateLimits, Retry
+    from lousho_ray.permissions import PermissionMode, PermissionRule, allow, ask, deny
     from lousho_ray.ports import GenerateOptions, GenerateResult, LLMProvider, ToolContext
     from lousho_ray.project_instructions import ProjectInstructions, load_project_instructions
     from lousho_ray.providers import (
@@ -103,6 +104,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "loop.result": ("ExecutionResult",),
     "messages": ("FilePart", "ImagePart", "Message", "TextPart", "ToolCall", "text_of"),
     "options": ("Compaction", "Limits", "ModelSettings", "RateLimits", "Retry"),
+    "permissions": ("PermissionMode", "PermissionRule", "allow", "ask", "deny"),
     "ports": ("GenerateOptions", "GenerateResult", "LLMProvider", "ToolContext"),
     "project_instructions": ("ProjectInstructions", "load_project_instructions"),
     "providers": (
@@ -173,6 +175,8 @@ __all__ = [
     "OpenAIProvider",
     "OpenRouterProvider",
     "OperationTimeoutError",
+    "PermissionMode",
+    "PermissionRule",
     "PiProvider",
     "ProjectInstructions",
     "PropagatingToolError",
@@ -198,7 +202,9 @@ __all__ = [
     "TrajectoryComparison",
     "Usage",
     "ValidationError",
+    "allow",
     "always",
+    "ask",
     "ask_question_tool",
     "code_interpreter",
     "compact_messages",
@@ -207,6 +213,7 @@ __all__ = [
     "create_compaction_hook",
     "create_rate_limiter",
     "define_tool",
+    "deny",
     "estimate_cost",
     "estimate_tokens",
     "event_from_dict",

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from lousho_ray.approvals import Approvals
+from lousho_ray.audit import attach, audits
 from lousho_ray.call_options import call_options
 from lousho_ray.context.compaction import check_compaction
 from lousho_ray.context.strategies import summarizers_of
@@ -22,6 +23,7 @@ from lousho_ray.events import Event
 from lousho_ray.handle import AgentRun, Input, LocalRun, settle
 from lousho_ray.ids import check_run_id, check_session_id, is_session_id, new_id, new_session_id
 from lousho_ray.limits.limiter import RateLimiter
+from lousho_ray.local_link import LocalLink
 from lousho_ray.loop.checkpoint import RunFacts
 from lousho_ray.loop.emitter import Emitter, Stamp
 from lousho_ray.loop.input import as_messages
@@ -33,11 +35,12 @@ from lousho_ray.messages import Message
 from lousho_ray.observing import ObservedPlace, PausedPlace, observers_of, tell_end
 from lousho_ray.option_checks import SESSION_KEYWORDS, UNSET, check_choice, unknown_keyword
 from lousho_ray.options import Limits, parse_options
+from lousho_ray.permissions import check_mode
 from lousho_ray.ports import ApprovalStore, Observer
 from lousho_ray.run_forks import RunFork, fork_run
 from lousho_ray.session import TURN_POLICIES, ResumeRequest, SessionLink, TurnRequest
 from lousho_ray.session_handle import Session
-from lousho_ray.session_host import LocalLink, SessionHost
+from lousho_ray.session_host import SessionHost
 from lousho_ray.stores.memory import InMemoryApprovalStore, MemorySessionStore
 from lousho_ray.subagents import Spawner, open_with_subagents
 from lousho_ray.sync_calls import need_loop, sync_events
@@ -112,9 +115,9 @@ class Agent(Generic[T]):
         Args:
             input: Text, content parts (one user message) or messages.
             **options: `model_settings`, `max_steps`, `instructions` (appended to the agent's for this run), `reasoning`,
-                `metadata`, `principal`, and `cancel`, a `CancelToken`. `session_id` makes the run durable: what it has done so far
-                is in the agent's store, and sending again with the id goes on with it. `business_state`, any JSON value, is kept
-                there as it is; left out, what was stored stays, and `None` clears it.
+                `metadata`, `principal`, `permission_mode` (for this run alone), and `cancel`, a `CancelToken`. `session_id` makes
+                the run durable: what it has done so far is in the agent's store, and sending again with the id goes on with it.
+                `business_state`, any JSON value, is kept there as it is; left out, what was stored stays, and `None` clears it.
 
         Raises:
             ConfigurationError: An option or the input cannot be used.
@@ -147,10 +150,10 @@ class Agent(Generic[T]):
             id: 1 to 128 of `A-Z a-z 0-9 _ -`; a new UUID by default.
             **options: `store` (a `SessionStore`, or an object with `sessions`; default the agent's, else a new one in memory);
                 `turn_policy`: what a call does while a turn runs: `"wait"` (default), `"queue"` or `"steer"`; `limits` on what all
-                turns together may spend, beside the agent's on each turn; and `compaction`, in place of the agent's (`False` turns
-                it off).
+                turns together may spend, beside the agent's on each turn; `compaction`, in place of the agent's (`False` turns it
+                off); and `permission_mode`, in place of the agent's until `set_permission_mode()`.
         """
-        known = {"store", "turn_policy", "limits", "compaction"}
+        known = {"store", "turn_policy", "limits", "compaction", "permission_mode"}
         for name in options:
             if name not in known:
                 raise unknown_keyword(name, known | ({"id"} & SESSION_KEYWORDS), "agent.session()")
@@ -163,6 +166,7 @@ class Agent(Generic[T]):
         if options.get("limits") is not None:
             definition = replace(definition, session_limits=parse_options(Limits, options["limits"]))
         link = self.runtime().session(definition, session_id, store, self._own_approvals)
+        link.mode = check_mode(options["permission_mode"]) if options.get("permission_mode") is not None else None
         return Session(definition, session_id, policy, link, self._approvals)
 
     async def resume(self, id: str, *, business_state: Any = UNSET) -> ExecutionResult[T] | None:
@@ -175,7 +179,9 @@ class Agent(Generic[T]):
             ConfigurationError: `LOUSHO_CONFIG_MISSING_CHECKPOINT_STORE`.
         """
         link = self._durable_run(id)
-        turn = link.start(ResumeRequest(new_id("run_"), business_state=business_state), self._observers())
+        observers = self._observers()
+        turn = link.start(ResumeRequest(new_id("run_"), business_state=business_state), observers)
+        attach(observers, turn.abort)
         turn.task.add_done_callback(lambda task: self._over(turn.run_id, task, link))
         result: ExecutionResult[T] | None = await settle(turn)
         return await self.session(id).resume() if result is None and is_session_id(id) else result
@@ -236,7 +242,9 @@ class Agent(Generic[T]):
         link = None if run_id is None else self._durable_run(run_id)
         if link is not None:
             request = TurnRequest(new_id("run_"), messages, call=call, observed=observed)
-            turn = link.start(request, self._observers())
+            observers = self._observers(call.principal)
+            turn = link.start(request, observers)
+            attach(observers, turn.abort)
         else:
             turn = self._plain_run(messages, call, observed=observed)
         turn.task.add_done_callback(lambda task: self._over(turn.run_id, task, link))
@@ -247,7 +255,8 @@ class Agent(Generic[T]):
 
     def _plain_run(self, messages: Sequence[Message], call: CallOptions, *, observed: bool) -> LocalRun:
         turn = LocalRun(new_id("run_"))
-        sinks = self._observers()
+        sinks = self._observers(call.principal)
+        attach(sinks, turn.abort)
         if observed:
             sinks.append(turn.log.append)
         turn.start(self._run(turn, messages, call, sinks, observed=observed))
@@ -324,8 +333,8 @@ class Agent(Generic[T]):
 
         return link("run")
 
-    def _observers(self) -> list[Observer]:
-        return observers_of(self._definition.on_event)
+    def _observers(self, principal: Any = None) -> list[Observer]:
+        return [*observers_of(self._definition.on_event), *audits(self._definition, principal)]
 
     def _observed(self, place: PausedPlace) -> ObservedPlace:
         return ObservedPlace(place, self._observers, self._definition.on_run_end)

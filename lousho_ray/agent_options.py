@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
-from lousho_ray.events import Event
+from lousho_ray.events import Event, PermissionDecision
 from lousho_ray.options import (
     Compaction,
     Limits,
@@ -18,6 +18,7 @@ from lousho_ray.options import (
     ReasoningOptions,
     Retry,
 )
+from lousho_ray.permissions import PermissionMode, PermissionRule
 from lousho_ray.ports import AgentStore, ApprovalStore, Limiter, LLMProvider, SessionStore
 
 if TYPE_CHECKING:
@@ -52,6 +53,10 @@ class CreateAgentOptions(TypedDict, total=False):
     ask_question: bool
     on_agent_drift: Literal["warn", "error", "ignore"]
     approve: Callable[[Mapping[str, Any]], Any]
+    permissions: Sequence[PermissionRule | Mapping[str, Any]]
+    permission_mode: PermissionMode | Callable[[], PermissionMode]
+    on_permission_decision: Callable[[PermissionDecision, Mapping[str, Any]], Any]
+    on_permission_mode_change: Callable[[Mapping[str, Any]], Any]
     project_instructions: ProjectInstructionsOptions | Mapping[str, Any] | bool
     retry: Retry | Mapping[str, Any] | Literal[False]
     fallback_models: Sequence[str | LLMProvider]

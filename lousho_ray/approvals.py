@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
 from lousho_ray.durable import approval_not_found
@@ -128,7 +128,7 @@ class Approvals(Generic[T]):
         link = await self._find(id)
         if link is None:
             raise approval_not_found(id)
-        source = link.start(DecisionRequest(new_id("run_"), id, decision, observed=False), ())
+        source = await self._continue(link, DecisionRequest(new_id("run_"), id, decision, observed=False))
         return await self._settled(id, link, source)
 
     async def answer(self, id: str, answer: str, *, by: str | None = None) -> ExecutionResult[T]:
@@ -155,7 +155,7 @@ class Approvals(Generic[T]):
         link = await self._find(id)
         if link is None:
             return AgentRun(failed_run(approval_not_found(id)))
-        source = link.start(DecisionRequest(new_id("run_"), id, decision, observed=True), ())
+        source = await self._continue(link, DecisionRequest(new_id("run_"), id, decision, observed=True))
         watch = asyncio.ensure_future(self._settled(id, link, source))
         self._watching.add(watch)
         watch.add_done_callback(self._watching.discard)
@@ -169,6 +169,11 @@ class Approvals(Generic[T]):
 
     def resolve_sync(self, id: str, **options: Any) -> ExecutionResult[T]:
         return SYNC_LOOP.run(self.resolve(id, **options))
+
+    async def _continue(self, place: PausedPlace, request: DecisionRequest) -> RunSource:
+        pending = await place.approval(request.approval_id)
+        principal = None if pending is None else decode_bytes(pending.get("principal"))
+        return place.start(replace(request, principal=principal), ())
 
     async def _found(self, id: str) -> Mapping[str, Any] | None:
         record = await (await self._store()).load(id)

@@ -10,6 +10,7 @@ from lousho_ray.errors import ConfigurationError
 from lousho_ray.loop.open import CallOptions
 from lousho_ray.option_checks import RUN_KEYWORDS, UNSET, check_positive_int, check_text, unknown_keyword
 from lousho_ray.options import ModelSettings, parse_options, parse_reasoning
+from lousho_ray.permissions import check_mode
 
 
 def call_options(
@@ -20,7 +21,7 @@ def call_options(
     Raises:
         ConfigurationError: `LOUSHO_CONFIG_INVALID`, with `field`; a keyword that belongs elsewhere says where.
     """
-    known = (RUN_KEYWORDS - {"permission_mode"}) | also
+    known = RUN_KEYWORDS | also
     for name in options:
         if name not in known:
             raise unknown_keyword(name, known, where)
@@ -39,6 +40,7 @@ def call_options(
         reasoning=parse_reasoning(given.get("reasoning")),
         metadata=dict(metadata),
         principal=given.get("principal"),
+        permission_mode=check_mode(given["permission_mode"]) if "permission_mode" in given else None,
         business_state=options.get("business_state", UNSET),
     )
     return call, cancel

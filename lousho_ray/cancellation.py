@@ -22,11 +22,15 @@ ABANDON_AFTER_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class AbortReason:
-    """Why a run was stopped. `name` is `AbortError`, `TimeoutError` or an exception's class name."""
+    """Why a run was stopped. `name` is `AbortError`, `TimeoutError` or an exception's class name.
+
+    A run that is stopped with an `error` does not end as aborted: it fails with that.
+    """
 
     name: str
     message: str
     deadline: bool = False
+    error: Exception | None = None
 
     @classmethod
     def of(cls, reason: object | None) -> AbortReason:

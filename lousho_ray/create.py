@@ -38,6 +38,7 @@ from lousho_ray.options import (
     parse_reasoning,
     parse_switch,
 )
+from lousho_ray.permissions import check_mode, check_rules
 from lousho_ray.ports import LLMProvider
 from lousho_ray.project_instructions import load_project_instructions
 from lousho_ray.stores.parts import check_store
@@ -101,6 +102,13 @@ def create_agent(*, output: Any = None, **options: Any) -> Agent[Any]:
         compaction: `True` prunes old tool results above 90 % of the context window; or a dict with `strategy`, `threshold_percent`,
             `context_window`, `protected_tokens`, `reserve_output_tokens`, `on_compaction`, `summarizer`, `preview_chars`,
             `memoize_tools` (off).
+        permissions: Rules such as `[allow("read_file"), deny("shell", "No shell."), ask("pay")]`: the first that matches a call
+            decides, before the tool's own `needs_approval`.
+        permission_mode: `"default"`, `"plan"` (nothing is changed), `"acceptEdits"` (file edits run unasked), `"dontAsk"` (what
+            would need a person is refused), or a function that returns one, read at every call.
+        on_permission_decision: `fn(entry, {"principal"})`, sync or async, called here once per decision on a call; when it raises,
+            the run ends with that error. `entry` is the `permission.decision` event.
+        on_permission_mode_change: `fn({"session_id", "from", "to", "at"})` for every switch of a session's mode.
         abort_grace_ms: How long an aborted run waits for a tool that ignores the abort; by default as long as it takes.
         max_tool_result_chars: The most characters of one tool result the model gets (50,000; `math.inf` = no cap).
         spill_tool_results: Keeps a longer result whole, in the memory of the process where the run runs, and adds the tool
@@ -145,7 +153,12 @@ def create_agent(*, output: Any = None, **options: Any) -> Agent[Any]:
         max_subagent_depth=check_positive_int(given.get("max_subagent_depth", 1), "max_subagent_depth", minimum=0),
         hooks=check_hooks(given.get("hooks", ())),
         compaction=check_compaction(given.get("compaction")),
-        approve=check_callable(given["approve"], "approve") if "approve" in given else None,
+        approve=_function(given, "approve"),
+        permissions=check_rules(given.get("permissions", ())),
+        permission_mode=check_mode(given.get("permission_mode", "default")),
+        on_permission_decision=_function(given, "on_permission_decision"),
+        on_permission_mode_change=_function(given, "on_permission_mode_change"),
+        audited="on_permission_decision" in given,
         session_wait_ms=check_positive_number(given.get("session_wait_ms", 30_000), "session_wait_ms"),
         approval_store=_approval_store(given.get("approval_store")),
         approval_ttl_ms=check_positive_number(given["approval_ttl_ms"], "approval_ttl_ms") if "approval_ttl_ms" in given else None,
@@ -157,6 +170,10 @@ def create_agent(*, output: Any = None, **options: Any) -> Agent[Any]:
     )
     shown = {**given, "output": output} if output is not None else given
     return Agent(definition, _runtime_name(given.get("runtime")), MappingProxyType({key: _shown(shown[key]) for key in shown}))
+
+
+def _function(given: Mapping[str, Any], name: str) -> Any:
+    return check_callable(given[name], name) if name in given else None
 
 
 def _shown(value: Any) -> Any:

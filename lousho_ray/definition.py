@@ -13,6 +13,7 @@ from lousho_ray.fingerprint import fingerprint
 from lousho_ray.hosted_tools import HostedTool
 from lousho_ray.loop.output import OutputContract
 from lousho_ray.options import Compaction, Limits, ModelSettings, SubagentOptions
+from lousho_ray.permissions import PermissionRule
 from lousho_ray.ports import LLMProvider, Reasoning
 from lousho_ray.tools.registry import AnyTool
 
@@ -57,6 +58,11 @@ class AgentDefinition:
     output_prompt: bool | Literal["auto"] = "auto"
     session_wait_ms: float = 30_000
     session_limits: Limits | None = None
+    permissions: tuple[PermissionRule, ...] = ()
+    permission_mode: Any = "default"
+    on_permission_decision: Callable[..., Any] | None = None
+    on_permission_mode_change: Callable[[Mapping[str, Any]], Any] | None = None
+    audited: bool = False
     approval_store: Any = None
     approval_ttl_ms: float | None = None
     on_agent_drift: Literal["warn", "error", "ignore"] = "warn"
@@ -85,4 +91,12 @@ class AgentDefinition:
     def portable(self) -> AgentDefinition:
         """The part that runs elsewhere: observers stay with the caller, stores are reached by reference."""
         children = {name: child.portable() for name, child in self.subagents.items()}
-        return replace(self, on_event=None, on_run_end=None, store=None, subagents=children)
+        return replace(
+            self,
+            on_event=None,
+            on_run_end=None,
+            on_permission_decision=None,
+            on_permission_mode_change=None,
+            store=None,
+            subagents=children,
+        )

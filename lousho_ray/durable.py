@@ -101,8 +101,8 @@ class StoredPauses:
         }
         if ask.path:
             pending["subagentPath"] = list(ask.path)
-        if self._ttl_ms is not None:
-            pending["expiresAt"] = timestamp(now + self._ttl_ms / 1000)
+        if (ttl_ms := ask.ttl_ms if ask.ttl_ms is not None else self._ttl_ms) is not None:
+            pending["expiresAt"] = timestamp(now + ttl_ms / 1000)
         if ask.decided_by is not None:
             pending["decidedBy"] = ask.decided_by
         if ask.question is not None:

@@ -79,6 +79,7 @@ class RunHost(SessionHost):
 
     async def run(self, turn: LocalRun, place: Place[LocalRun], request: Request, emitter: Emitter) -> Any:
         """The run that a request asks for, when it is its turn."""
+        self._set_mode(turn, request)
 
         def body(lease: TurnLease) -> Awaitable[Any]:
             if isinstance(request, TurnRequest):

@@ -18,6 +18,7 @@ from lousho_ray.loop.inbox import Inbox, QueuedInput
 from lousho_ray.loop.input import as_messages
 from lousho_ray.loop.result import ExecutionResult
 from lousho_ray.messages import ContentPart, Message
+from lousho_ray.permissions import ModeCell
 
 T = TypeVar("T")
 
@@ -156,6 +157,7 @@ class LocalRun:
         self.called_at = SYSTEM_CLOCK.now()
         self.log: EventLog[Event] = EventLog()
         self.inbox = Inbox()
+        self.mode = ModeCell()
         self.signal = abort if abort is not None else AbortSignal()
 
     def start(self, run: Coroutine[Any, Any, ExecutionResult[Any]]) -> None:

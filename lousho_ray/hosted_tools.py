@@ -15,6 +15,9 @@ from typing import Any, Literal, TypeAlias
 
 from lousho_ray.errors import ConfigurationError
 
+LOOK_UP = frozenset({"web_search", "file_search"})
+"""The types that change nothing."""
+
 HostedToolType: TypeAlias = Literal["web_search", "code_interpreter", "file_search", "hosted_tool"]
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, TypeAlias
 
+from lousho_ray.audit import attach
 from lousho_ray.cancellation import CancelToken
 from lousho_ray.events import Event
 from lousho_ray.handle import RunSource
@@ -105,12 +106,14 @@ class PausedPlace(Protocol):
 class ObservedPlace:
     """Continues a paused run so that those who listen to the agent hear of it."""
 
-    def __init__(self, place: PausedPlace, observers: Callable[[], Sequence[Observer]], listener: RunEndListener | None) -> None:
+    def __init__(self, place: PausedPlace, observers: Callable[[Any], Sequence[Observer]], listener: RunEndListener | None) -> None:
         self._place = place
         self._observers = observers
         self._listener = listener
         self.approval = place.approval
 
     def start(self, request: DecisionRequest, observers: Sequence[Observer], /) -> RunSource:
-        source = self._place.start(request, (*self._observers(), *observers))
+        own = self._observers(request.principal)
+        source = self._place.start(request, (*own, *observers))
+        attach(own, source.abort)
         return source if self._listener is None else WatchedRun(source, self._listener)

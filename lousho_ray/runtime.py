@@ -14,9 +14,10 @@ from lousho_ray.errors import ConfigurationError
 from lousho_ray.ids import new_id
 from lousho_ray.limits.budget import LocalLedger
 from lousho_ray.limits.limiter import RateLimiter
+from lousho_ray.local_link import LocalLink
 from lousho_ray.ports import Ledger
 from lousho_ray.session import SessionLink
-from lousho_ray.session_host import LocalLink, SessionHost
+from lousho_ray.session_host import SessionHost
 from lousho_ray.subagents import LocalSpawner, Spawner
 from lousho_ray.turns import SessionLines
 

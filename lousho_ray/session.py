@@ -29,23 +29,26 @@ TURN_POLICIES: tuple[TurnPolicy, ...] = ("wait", "queue", "steer")
 
 @dataclass(frozen=True, slots=True)
 class TurnRequest:
-    """One `send()` / `stream()` of a session, as plain data."""
+    """One `send()` / `stream()` of a session, as plain data. `mode` is the session's permission mode, `None`: the agent's."""
 
     run_id: str
     input: tuple[Message, ...]
     policy: TurnPolicy = "wait"
     call: CallOptions = field(default_factory=CallOptions)
     observed: bool = False
+    mode: Any = None
 
 
 @dataclass(frozen=True, slots=True)
 class DecisionRequest:
-    """One `approvals.resolve()` on a session's paused turn, as plain data."""
+    """One `approvals.resolve()` on a session's paused turn, as plain data. `principal` is whom the turn acts for."""
 
     run_id: str
     approval_id: str
     decision: Decision
     observed: bool = False
+    mode: Any = None
+    principal: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +63,20 @@ class ResumeRequest:
     observed: bool = False
     lost: str | None = None
     business_state: Any = UNSET
+    mode: Any = None
 
 
 Request = TurnRequest | DecisionRequest | ResumeRequest
 
 
 class SessionLink(Protocol):
-    """How a handle reaches the host of its session."""
+    """How a handle reaches the host of its session. `mode` is the handle's permission mode; every request carries it."""
+
+    mode: Any
+
+    async def set_mode(self, mode: Any) -> None:
+        """Switches the mode, also of turns that run or wait."""
+        ...
 
     def start(self, request: Request, observers: Sequence[Observer]) -> RunSource:
         """Puts a turn, the continuation of a paused one, or a resume in line at once; `observers` get its events.

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 from lousho_ray.approvals import Approvals
+from lousho_ray.audit import attach, audits
 from lousho_ray.call_options import call_options
 from lousho_ray.cancellation import CancelToken
+from lousho_ray.clock import SYSTEM_CLOCK, timestamp
 from lousho_ray.definition import AgentDefinition
 from lousho_ray.durable import PendingTurn
 from lousho_ray.events import Event
-from lousho_ray.handle import AgentRun, Input, RunSource, settle
+from lousho_ray.handle import AgentRun, Input, settle
 from lousho_ray.ids import check_session_id, new_id
 from lousho_ray.loop.emitter import guarded
 from lousho_ray.loop.input import as_messages
@@ -19,13 +23,16 @@ from lousho_ray.loop.result import ExecutionResult
 from lousho_ray.loop_thread import SYNC_LOOP
 from lousho_ray.messages import Message
 from lousho_ray.observing import ObservedPlace, WatchedRun, observers_of
+from lousho_ray.permissions import ModeCell, PermissionMode, check_mode
 from lousho_ray.ports import Observer
-from lousho_ray.session import ResumeRequest, SessionLink, TurnPolicy, TurnRequest, cleared_event, transcript
+from lousho_ray.session import Request, ResumeRequest, SessionLink, TurnPolicy, TurnRequest, cleared_event, transcript
 from lousho_ray.session_compaction import SessionCompaction, chosen_options
 from lousho_ray.session_history import SessionStep, fork_ids, kept_until, session_exists, steps_of, with_patch
 from lousho_ray.sync_calls import need_loop, sync_events
 
 T = TypeVar("T")
+
+log = logging.getLogger("lousho_ray")
 
 
 class Session(Generic[T]):
@@ -92,7 +99,38 @@ class Session(Generic[T]):
 
     async def resume(self) -> ExecutionResult[T] | None:
         """Finishes the interrupted turn: recorded results and replies are reused. `None` when nothing is pending."""
-        return await settle(self._watched(self._link.start(ResumeRequest(new_id("run_")), self._observers())))
+        return await settle(self._watched(ResumeRequest(new_id("run_"))))
+
+    @property
+    def permission_mode(self) -> PermissionMode:
+        """The mode in force for calls of this handle's turns. It is not stored: a reopened session begins with the agent's."""
+        return ModeCell(self._link.mode or self._definition.permission_mode).now()
+
+    async def set_permission_mode(self, mode: PermissionMode) -> Mapping[str, str]:
+        """Switches the permission mode: from the next tool call on, also of a turn that runs.
+
+        Returns:
+            `{"session_id", "from", "to", "at"}`, which `on_permission_mode_change` gets too, unless the mode was in force already.
+
+        Raises:
+            ConfigurationError: No such mode.
+        """
+        before = self.permission_mode
+        await self._link.set_mode(check_mode(mode, "mode"))
+        after = self.permission_mode
+        change = {"session_id": self.id, "from": before, "to": after, "at": timestamp(SYSTEM_CLOCK.wall())}
+        listener = self._definition.on_permission_mode_change
+        if listener is not None and before != after:
+            try:
+                answer = listener(change)
+                if inspect.isawaitable(answer):
+                    await answer
+            except Exception:
+                log.exception("on_permission_mode_change raised; session %r is in mode %r all the same.", self.id, after)
+        return change
+
+    def set_permission_mode_sync(self, mode: PermissionMode) -> Mapping[str, str]:
+        return SYNC_LOOP.run(self.set_permission_mode(mode))
 
     async def discard_pending(self) -> None:
         """Drops the unfinished turn without running anything."""
@@ -177,6 +215,7 @@ class Session(Generic[T]):
         link = self._link.sibling(id)
         if not await link.begin(messages):
             return None
+        link.mode = self._link.mode
         fork: Session[T] = Session(self._definition, id, self._policy, link, self._approvals)
         fork._messages = tuple(messages)
         return fork
@@ -192,13 +231,16 @@ class Session(Generic[T]):
     def _start(self, input: Input, options: Mapping[str, Any], where: str, *, observed: bool) -> WatchedRun:
         call, cancel = call_options(options, f"session.{where}()")
         request = TurnRequest(new_id("run_"), as_messages(input), self._policy, call, observed)
-        return self._watched(self._link.start(request, self._observers()), cancel)
+        return self._watched(request, call.principal, cancel)
 
-    def _watched(self, source: RunSource, cancel: CancelToken | None = None) -> WatchedRun:
+    def _watched(self, request: Request, principal: Any = None, cancel: CancelToken | None = None) -> WatchedRun:
+        observers = self._observers(principal)
+        source = self._link.start(request, observers)
+        attach(observers, source.abort)
         return WatchedRun(source, self._definition.on_run_end, self.saw, cancel)
 
-    def _observers(self) -> list[Observer]:
-        return observers_of(self._definition.on_event, *self._listeners)
+    def _observers(self, principal: Any = None) -> list[Observer]:
+        return [*observers_of(self._definition.on_event, *self._listeners), *audits(self._definition, principal)]
 
     def __repr__(self) -> str:
         return f"<Session {self.id!r} of {self._definition.name!r}, {len(self._messages)} messages>"

@@ -80,6 +80,7 @@ class SessionHost(SessionRecords):
     def start(self, request: Request, observers: Sequence[Observer] = ()) -> LocalRun:
         """Puts a request in line and returns its run. Must be called on the event loop that runs the session's turns."""
         turn = LocalRun(request.run_id)
+        self._set_mode(turn, request)
         emitter = run_emitter(turn, observers, observed=request.observed)
         match request:
             case TurnRequest():
@@ -92,6 +93,18 @@ class SessionHost(SessionRecords):
                 body = self._in_line(turn, place, emitter, lambda lease: self._finish_pending(turn, emitter, lease))
                 turn.start(self._after_death(request.lost, body))
         return turn
+
+    def _set_mode(self, turn: LocalRun, request: Request) -> None:
+        """The permission mode of a turn: that of its call for good, else the session's of the moment, else the agent's."""
+        if isinstance(request, TurnRequest) and request.call.permission_mode is not None:
+            turn.mode.fix(request.call.permission_mode)
+        else:
+            turn.mode.set(request.mode or self._definition.permission_mode)
+
+    async def set_mode(self, mode: Any) -> None:
+        """Switches the permission mode of the turns that run or wait, from their next tool call on."""
+        for turn in self._line.turns:
+            turn.mode.set(mode)
 
     def _enter_or_join(self, turn: LocalRun, request: TurnRequest, emitter: Emitter) -> None:
         target = self._line.last() if request.policy != "wait" else None
@@ -376,25 +389,9 @@ class SessionHost(SessionRecords):
             emitter=emitter,
             abort=turn.signal,
             inbox=turn.inbox,
+            mode=turn.mode,
             session_id=self._name,
             clock=self._clock,
             recorder=recorder,
             pauses=StoredPauses(self._parts.approvals, facts, key=key, ttl_ms=self._definition.approval_ttl_ms, clock=self._clock),
         )
-
-
-class LocalLink:
-    """A session in this process."""
-
-    def __init__(self, host: SessionHost, sibling: Callable[[str], LocalLink]) -> None:
-        self._host = host
-        self.sibling = sibling
-        self.fork_point = host.fork_point
-        self.begin = host.begin
-        self.start = host.start
-        self.load = host.load
-        self.pending = host.pending
-        self.approval = host.approval
-        self.discard_pending = host.discard_pending
-        self.clear = host.clear
-        self.compact = host.compact

@@ -24,10 +24,12 @@ from lousho_ray.loop.checkpoint import freeze, thaw
 from lousho_ray.loop.emitter import Emitter
 from lousho_ray.loop.hooks import HaltedError, raised_by_hook
 from lousho_ray.loop.open import CallOptions, RunContext, open_run
+from lousho_ray.loop.permit import DELEGATES
 from lousho_ray.loop.result import BudgetBreach, ExecutionResult
 from lousho_ray.loop.run import run
 from lousho_ray.loop.state import Ask, CallPaused, Decision, RunDeps, RunState
 from lousho_ray.messages import Message, user
+from lousho_ray.permissions import ModeCell, Permissions, mode_of_child
 from lousho_ray.ports import Ledger, Limiter, ToolContext
 from lousho_ray.tools.registry import AnyTool
 from lousho_ray.tools.results import encode_result
@@ -51,6 +53,7 @@ class ChildRun:
     tool_concurrency: int | None = None
     principal: Any = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    mode: Any = "default"
     may_pause: bool = False
     approve_in_code: bool = True
     paused: Mapping[str, Any] | None = None
@@ -127,8 +130,9 @@ async def run_child(
     spawner: Spawner,
 ) -> ChildOutcome:
     """Runs a child in this process: what the local spawner and a worker both do."""
-    lead_path = child.path.rpartition("/")[0]
-    hooks = tuple(hook for owner in _owners(definition, lead_path) for hook in owner.hooks)
+    owners = _owners(definition, child.path.rpartition("/")[0])
+    hooks = tuple(hook for owner in owners for hook in owner.hooks)
+    rules = tuple(rule for owner in owners for rule in owner.permissions)
     signal = AbortSignal()
     unfollow = signal.follow(abort)
     context = RunContext(
@@ -146,6 +150,9 @@ async def run_child(
         tool_concurrency=child.tool_concurrency,
         subagent=child.info.to_dict(),
         approve_in_code=child.approve_in_code,
+        permissions=Permissions(rules, definition.find(child.path).permissions),
+        mode=ModeCell(child.mode),
+        audited=definition.audited,
     )
     pauses = ChildPauses()
     context.pauses = pauses if child.may_pause else None
@@ -254,6 +261,7 @@ class Delegation:
         return define_tool(
             name="task",
             description="Runs a sub-agent on a self-contained task and returns its answer.",
+            metadata={DELEGATES: True},
             input=schema,
             execute=self.execute,
         )
@@ -309,6 +317,7 @@ class Delegation:
             tool_concurrency=deps.tool_concurrency,
             principal=deps.principal,
             metadata=deps.metadata,
+            mode=mode_of_child(deps.mode.now(), self._agent.subagents[name].permission_mode),
             may_pause=deps.pauses is not None,
             approve_in_code=context.approve_in_code,
         )

@@ -64,6 +64,11 @@ class TurnLine(Generic[T]):
         """The turn that runs now."""
         return None if self._running is None else self._running.turn
 
+    @property
+    def turns(self) -> list[T]:
+        """Every turn in line."""
+        return [place.turn for place in self._places]
+
     def last(self) -> T | None:
         """The last turn in line that is not itself joined to another: what a joining call joins."""
         for place in reversed(self._places):

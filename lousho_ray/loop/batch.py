@@ -15,9 +15,10 @@ from lousho_ray.cancellation import Aborted, AbortReason
 from lousho_ray.errors import PropagatingToolError, ToolExecutionError
 from lousho_ray.events import ErrorInfo, TodoUpdated, ToolDone, ToolError, ToolPartial, ToolResume, ToolStart
 from lousho_ray.loop.calls import keep_record, plain_args, show_images
-from lousho_ray.loop.gate import INTERRUPTED, Answer, Refuse, Run, gate_may_wait, hook_context, parse_call, pass_gate
+from lousho_ray.loop.gate import INTERRUPTED, gate_may_wait, hook_context, parse_call, pass_gate
 from lousho_ray.loop.hooks import HaltedError, PostToolOutcome
 from lousho_ray.loop.state import Ask, CallPaused, RunDeps, RunState
+from lousho_ray.loop.verdicts import Answer, Refuse, Run
 from lousho_ray.messages import Message, ToolCall, tool_result
 from lousho_ray.ports import ToolContext
 from lousho_ray.tools.approval_policies import MARK, approval_mark

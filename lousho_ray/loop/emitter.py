@@ -43,7 +43,7 @@ class Stamp:
 class Emitter:
     """Builds events and hands them to the sinks. `on` is false when nobody listens: then `emit` does nothing."""
 
-    __slots__ = ("_drain", "_sinks", "_stamp", "_subagent", "on")
+    __slots__ = ("_drain", "_sinks", "_slow", "_stamp", "_subagent", "on")
 
     def __init__(
         self,
@@ -57,6 +57,7 @@ class Emitter:
         self._sinks = tuple(sinks)
         self._drain = drain
         self._subagent = subagent
+        self._slow: tuple[Drain, ...] = tuple(sink.settled for sink in sinks if hasattr(sink, "settled"))
         self.on = bool(sinks)
 
     @property
@@ -88,9 +89,11 @@ class Emitter:
         return Emitter(self._stamp, self._sinks, drain=self._drain, subagent=subagent)
 
     async def drain(self) -> None:
-        """Waits while a consumer that reads the stream is too far behind."""
+        """Waits while a consumer that reads the stream is too far behind, and for sinks that take their time."""
         if self._drain is not None:
             await self._drain()
+        for settled in self._slow:
+            await settled()
 
     def _send(self, event: Event) -> None:
         for sink in self._sinks:

@@ -1,24 +1,25 @@
 """The gate: what decides whether a tool call runs, in the documented order, before anything of the tool runs.
 
-Order per call: known tool, arguments, call cap, `pre_tool_call` hooks, the tool's `needs_approval`. A deny at any point is final.
+Order per call: known tool, arguments, call cap, `pre_tool_call` hooks, permission rules, the tool's `needs_approval`, the mode. A
+deny at any point is final.
 """
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
-from lousho_ray.errors import ConfigurationError, ToolArgumentsValidationError, ToolExecutionError
+from lousho_ray.errors import ToolArgumentsValidationError
 from lousho_ray.loop.hooks import ToolHookContext
+from lousho_ray.loop.permit import approved_call, permit, permits_wait, refuse_call, turned_down
 from lousho_ray.loop.requests import hook_services
-from lousho_ray.loop.state import Ask, Decision, RunDeps, RunState
+from lousho_ray.loop.state import Decision, RunDeps, RunState
+from lousho_ray.loop.verdicts import Answer, Refuse, Run, Verdict, denied
 from lousho_ray.messages import Message, ToolCall, decode_bytes
-from lousho_ray.ports import Approval, ToolContext
-from lousho_ray.tools.approval_policies import Always, ApprovalContext, canonical, remembered
+from lousho_ray.ports import ToolContext
+from lousho_ray.tools.approval_policies import canonical
 from lousho_ray.tools.registry import AnyTool, find_tool, not_found
 from lousho_ray.tools.results import ErrorResult, error_result
 from lousho_ray.tools.schema import ParsedArguments
@@ -28,33 +29,6 @@ NOT_RUN = frozenset({"validation", "not-found", "denied", "rejected", "sandbox",
 
 INTERRUPTED = "interrupted"
 """The mark in a result's metadata that says: the tool was stopped while it ran."""
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """The call may run."""
-
-    tool: AnyTool
-    arguments: ParsedArguments
-    approval: Approval | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """The call does not run; the model reads this error."""
-
-    error: ErrorResult
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The call does not run; a hook supplied its result."""
-
-    value: Any
-    hook: str
-
-
-Verdict: TypeAlias = Run | Refuse | Answer | Ask
 
 
 async def pass_gate(
@@ -70,7 +44,7 @@ async def pass_gate(
     goes_on = call.id in state.children  # A decision is on a call of its sub-agent then, not on this one.
     decision = None if goes_on else deps.decisions.get(call.id)
     if decision is not None and not decision.approved:
-        return Refuse(_turned_down(call, tool, decision))
+        return await turned_down(call, tool, parsed, decision, deps)
     seen = None if decision is None else decision.args if decision.args is not None else decode_bytes(decision.asked)
     if seen is not None:
         try:
@@ -82,23 +56,23 @@ async def pass_gate(
     approved = parsed.plain if decision is None else json.loads(canonical(parsed.plain))
     if (cap := tool.max_calls_per_run) is not None and _calls_before(call, tool, state) >= cap:
         reason = f"Tool '{tool.name}' may be called {cap} time(s) in one run. Use the results you have."
-        return Refuse(_denied(call, reason))
+        return Refuse(denied(call.name, reason))
     if deps.hooks.around_tools:
         verdict = await _ask_hooks(call, tool, parsed, state, deps)
         if not isinstance(verdict, ParsedArguments):
             return verdict
         parsed = verdict
     if decision is not None:
-        return _decided(call, tool, parsed, decision, approved)
+        return await _decided(call, tool, parsed, decision, approved, deps)
     if goes_on:
         return Run(tool, parsed)
-    return await _ask_tool(call, tool, parsed, ctx, state, deps)
+    return await permit(call, tool, parsed, ctx, state, deps)
 
 
 def gate_may_wait(call: ToolCall, deps: RunDeps) -> bool:
     """Whether deciding a call runs code of the user, which an abort has to cut short."""
     tool = find_tool(deps.tools, call.name)
-    return deps.hooks.around_tools or (tool is not None and bool(tool.needs_approval))
+    return deps.hooks.around_tools or permits_wait(tool, deps)
 
 
 def parse_call(call: ToolCall, tools: Mapping[str, AnyTool]) -> ParsedArguments | ToolArgumentsValidationError | None:
@@ -135,7 +109,7 @@ async def _ask_hooks(
 ) -> Verdict | ParsedArguments:
     outcome = await deps.hooks.pre_tool_call(hook_context(call, parsed.plain, state, deps))
     if outcome.deny is not None:
-        return Refuse(_denied(call, outcome.deny))
+        return await refuse_call(call, parsed, outcome.deny, deps, hook=outcome.hook)
     if outcome.has_result:
         return Answer(outcome.result, outcome.hook or "")
     if not outcome.changed:
@@ -151,55 +125,10 @@ async def _ask_hooks(
         return Refuse(error_result(call.name, named))
 
 
-async def _ask_tool(
-    call: ToolCall, tool: AnyTool, parsed: ParsedArguments, ctx: ToolContext, state: RunState, deps: RunDeps
+async def _decided(
+    call: ToolCall, tool: AnyTool, parsed: ParsedArguments, decision: Decision, original: Mapping[str, Any], deps: RunDeps
 ) -> Verdict:
-    """The tool's own `needs_approval`, and the `approve` callback that decides in code."""
-    if tool.needs_approval is False or tool.needs_approval is None:
-        return Run(tool, parsed)
-    try:
-        asked = await _needs_approval(tool, parsed, ctx, state)
-    except Exception as error:
-        return Refuse(error_result(call.name, error))
-    if isinstance(asked, str):
-        return Refuse(_denied(call, asked))
-    if not asked or remembered(state.messages, tool.name, parsed.plain):
-        return Run(tool, parsed)
-    ask = _question(call, tool, parsed)
-    if deps.approve is not None:
-        return await _decide_in_code(ask, tool, parsed, deps)
-    if deps.pauses is None:
-        return Refuse(_denied(call, "it needs a person's approval, and nobody can be asked here"))
-    return ask
-
-
-def _question(call: ToolCall, tool: AnyTool, parsed: ParsedArguments) -> Ask:
-    if not _asks(tool):
-        decided_by = tool.needs_approval.by if isinstance(tool.needs_approval, Always) else None
-        return Ask(call, parsed.plain, decided_by=decided_by)
-    asked = {"text": parsed.plain.get("question"), "options": parsed.plain.get("options")}
-    asked["allowFreeText"] = parsed.plain.get("allow_free_text", True)
-    return Ask(call, parsed.plain, "question", {key: value for key, value in asked.items() if value is not None})
-
-
-async def _decide_in_code(ask: Ask, tool: AnyTool, parsed: ParsedArguments, deps: RunDeps) -> Verdict:
-    """`approve(call)`: `True` runs the call, a text runs it with that note (or answers the question), `"defer"` pauses."""
-    pending = {"tool_call_id": ask.call.id, "tool_name": ask.call.name, "args": ask.args, "kind": ask.kind}
-    assert deps.approve is not None
-    decision = deps.approve({**pending, "question": ask.question, "agent_name": deps.agent_name})
-    if inspect.isawaitable(decision):
-        decision = await decision
-    if decision == "defer" and deps.pauses is not None:
-        return ask
-    if isinstance(decision, str) and decision != "defer":
-        return Run(tool, parsed, Approval(note=decision))
-    if not isinstance(decision, bool):
-        raise ConfigurationError(f"approve answered {decision!r}; it may answer True, False, a text or 'defer'.", field="approve")
-    return Run(tool, parsed, Approval()) if decision else Refuse(_rejected(ask.call, tool, Decision(False)))
-
-
-def _decided(call: ToolCall, tool: AnyTool, parsed: ParsedArguments, decision: Decision, original: Mapping[str, Any]) -> Verdict:
-    """A call that a person decided on: it runs with exactly what was approved."""
+    """A call that a person approved: it runs with exactly what was approved."""
     if canonical(parsed.plain) != canonical(original):
         changed = ToolArgumentsValidationError(
             "The arguments were changed after the call was approved; it was not run.",
@@ -207,25 +136,7 @@ def _decided(call: ToolCall, tool: AnyTool, parsed: ParsedArguments, decision: D
             issues=[{"path": "", "message": "not the approved arguments"}],
         )
         return Refuse(error_result(call.name, changed))
-    return Run(tool, parsed, Approval(note=decision.note, by=decision.by))
-
-
-def _turned_down(call: ToolCall, tool: AnyTool, decision: Decision) -> ErrorResult:
-    if decision.expired:
-        late = "the question was not answered in time" if _asks(tool) else "the approval came after it had expired"
-        return _denied(call, late)
-    return _rejected(call, tool, decision)
-
-
-def _rejected(call: ToolCall, tool: AnyTool, decision: Decision) -> ErrorResult:
-    note = f" {decision.note}" if decision.note else ""
-    text = "The user declined to answer." if _asks(tool) else "A person rejected this call."
-    return error_result(call.name, "rejected", f"{text}{note}", note=decision.note)
-
-
-def _asks(tool: AnyTool) -> bool:
-    """Whether the tool is a question to a person."""
-    return bool(tool.metadata.get("question"))
+    return await approved_call(call, tool, parsed, decision, deps)
 
 
 def _calls_before(call: ToolCall, tool: AnyTool, state: RunState) -> int:
@@ -257,43 +168,3 @@ def _kind_of(message: Message) -> str | None:
 def _outcome_unknown(call: ToolCall) -> ErrorResult:
     text = "The process ended while this call ran. Whether it took effect is unknown, so it was not run again: check first."
     return error_result(call.name, "execution", text, outcome="unknown")
-
-
-def _denied(call: ToolCall, reason: str) -> ErrorResult:
-    return error_result(call.name, "denied", f"The call was denied: {reason}", reason=reason)
-
-
-async def _needs_approval(tool: AnyTool, parsed: ParsedArguments, ctx: ToolContext, state: RunState) -> bool | str:
-    """True to ask, False to run, or the reason of a deny."""
-    rule = tool.needs_approval
-    if callable(rule):
-        takes_context = len(inspect.signature(rule).parameters) > 1
-        rule = rule(parsed.value, _approval_context(tool, parsed, ctx, state)) if takes_context else rule(parsed.value)
-        if inspect.isawaitable(rule):
-            rule = await rule
-    if rule is True or rule == "ask":
-        return True
-    if rule is False or rule == "approve":
-        return False
-    if rule == "deny":
-        return f"Tool '{tool.name}' refused this call."
-    if isinstance(rule, Mapping) and set(rule) == {"deny"}:
-        return str(rule["deny"])
-    raise ToolExecutionError(
-        f"needs_approval of tool '{tool.name}' answered {rule!r}; it may answer True, False, 'ask', 'approve', 'deny' "
-        "or {'deny': reason}",
-        tool_name=tool.name,
-    )
-
-
-def _approval_context(tool: AnyTool, parsed: ParsedArguments, ctx: ToolContext, state: RunState) -> ApprovalContext:
-    return ApprovalContext(
-        tool_call_id=ctx.tool_call_id,
-        messages=tuple(message for message in state.messages if message.role != "system"),
-        session_id=ctx.session_id,
-        principal=ctx.principal,
-        metadata=ctx.metadata,
-        abort_signal=ctx.abort_signal,
-        tool_name=tool.name,
-        args=parsed.plain,
-    )

@@ -22,6 +22,7 @@ from lousho_ray.events import (
     ReasoningStart,
     TextDelta,
 )
+from lousho_ray.hosted_tools import LOOK_UP, HostedTool
 from lousho_ray.loop.hosted import HostedCalls, recorded
 from lousho_ray.loop.state import RunDeps, RunState
 from lousho_ray.messages import Message, ReasoningBlock, ToolCall
@@ -86,9 +87,16 @@ class Reply:
         return Message("assistant", self.text, tool_calls=self.tool_calls, reasoning=kept, metadata=metadata)
 
 
+def _hosted(deps: RunDeps) -> tuple[HostedTool, ...]:
+    """The hosted tools of a request. Their calls cannot be refused one by one, so in plan mode only those that look up are sent."""
+    if not deps.hosted_tools or deps.mode.now() != "plan":
+        return deps.hosted_tools
+    return tuple(tool for tool in deps.hosted_tools if tool.type in LOOK_UP)
+
+
 def build_request(state: RunState, deps: RunDeps, *, with_tools: bool = True) -> GenerateOptions:
     """The request of the next model call. A forced `tool_choice` holds until the run's first tool call, or it would never end."""
-    tools, hosted = (deps.definitions, deps.hosted_tools) if with_tools else ((), ())
+    tools, hosted = (deps.definitions, _hosted(deps)) if with_tools else ((), ())
     settings: Mapping[str, Any] = deps.settings
     if "tool_choice" in settings and (
         not (tools or hosted) or (state.tool_calls and settings["tool_choice"] not in ("auto", "none"))

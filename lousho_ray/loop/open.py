@@ -25,6 +25,7 @@ from lousho_ray.loop.state import Decision, Pauses, ResolvedApproval, RunDeps, R
 from lousho_ray.messages import Message, system
 from lousho_ray.option_checks import UNSET
 from lousho_ray.options import ModelSettings, merge_settings
+from lousho_ray.permissions import PLAN_BLOCK, ModeCell, Permissions
 from lousho_ray.ports import GenerateOptions, GenerateResult, Ledger, Limiter, LLMProvider, Reasoning
 from lousho_ray.providers.interception import intercepted, replays
 from lousho_ray.providers.limited import with_rate_limit
@@ -45,10 +46,12 @@ class CallOptions:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     principal: Any = None
     business_state: Any = UNSET
+    permission_mode: Any = None
 
     def shaping_option(self) -> str | None:
         """The first option given that shapes the run itself."""
-        return next((name for name in ("model_settings", "max_steps", "instructions", "reasoning") if getattr(self, name)), None)
+        shaping = ("model_settings", "max_steps", "instructions", "reasoning", "permission_mode")
+        return next((name for name in shaping if getattr(self, name)), None)
 
 
 @dataclass(slots=True)
@@ -83,6 +86,9 @@ class RunContext:
     recorder: StateRecorder | None = None
     pauses: Pauses | None = None
     approve_in_code: bool = True
+    permissions: Permissions | None = None
+    mode: ModeCell | None = None
+    audited: bool = False
     started: float | None = None
     spent_before: Spend = NOTHING
     clock: Clock = SYSTEM_CLOCK
@@ -129,7 +135,10 @@ async def open_run(
     if limiters:
         provider = with_rate_limit(provider, limiters)
     output_block = _output_block(definition, provider, model)
-    prompt = "\n\n".join(part for part in (instructions, definition.project_block, *system_blocks, output_block) if part)
+    mode = context.mode or ModeCell(context.call.permission_mode or definition.permission_mode)
+    plan_block = PLAN_BLOCK if state is None and mode.now() == "plan" else ""
+    parts = (instructions, definition.project_block, *system_blocks, plan_block, output_block)
+    prompt = "\n\n".join(part for part in parts if part)
     if state is None:
         state = RunState(context.run_id, [system(prompt), *context.history, *context.input], opened_at=1 + len(context.history))
     if callable(definition.model):
@@ -173,6 +182,9 @@ async def open_run(
         hooks=HookChain((*context.hooks, *definition.hooks, *_compaction(definition))),
         limiters=tuple(limiters),
         approve=(context.approve or definition.approve) if context.approve_in_code else None,
+        permissions=context.permissions or Permissions(own=definition.permissions),
+        mode=mode,
+        audited=context.audited or definition.audited,
         pauses=context.pauses,
         decisions=context.decisions,
         recorder=context.recorder,

@@ -67,6 +67,8 @@ async def run(state: RunState, deps: RunDeps) -> ExecutionResult[Any]:
             outcome = await step(state, deps)
         outcome = await _force_answer(state, deps, outcome)
         deps.inbox.close()
+        if deps.abort.reason is not None and deps.abort.reason.error is not None:
+            raise deps.abort.reason.error
         result = run_result(state, deps, outcome)
         if deps.commit is not None:
             await deps.commit(result)

@@ -16,6 +16,7 @@ from lousho_ray.loop.inbox import Inbox
 from lousho_ray.loop.output import Invalid, OutputContract, Valid
 from lousho_ray.loop.result import BudgetBreach, ExecutionResult, ToolCallRecord
 from lousho_ray.messages import ImagePart, Message, ToolCall
+from lousho_ray.permissions import ModeCell, Permissions
 from lousho_ray.ports import FinishReason, Limiter, LLMProvider, Reasoning, ToolDefinition
 from lousho_ray.tools.registry import AnyTool
 from lousho_ray.usage import StepUsage, Usage
@@ -59,8 +60,9 @@ class RunDeps:
 
     `limiters` are around `provider` already; side calls to other providers pass them, too. `settings` are the model settings that
     somebody set. `keep_result` puts a result that is too long aside and returns its handle. `call_instructions` extend the system
-    prompt of each request and are stored nowhere. `drift` is how the agent changed since the run was saved. `services` is what
-    delegating tools (`task`) need. `commit` saves the finished turn of a session: `run.done` is only reported once it has returned.
+    prompt of each request and are stored nowhere. `audited` says that somebody hears of every decision on a call. `drift` is how
+    the agent changed since the run was saved. `services` is what delegating tools (`task`) need. `commit` saves the finished turn
+    of a session: `run.done` is only reported once it has returned.
     """
 
     agent_name: str
@@ -90,6 +92,9 @@ class RunDeps:
     hooks: HookChain = field(default_factory=HookChain)
     limiters: tuple[Limiter, ...] = ()
     approve: Callable[[Mapping[str, Any]], Any] | None = None
+    permissions: Permissions = field(default_factory=Permissions)
+    mode: ModeCell = field(default_factory=ModeCell)
+    audited: bool = False
     pauses: Pauses | None = None
     decisions: Mapping[str, Decision] = field(default_factory=dict)
     recorder: StateRecorder | None = None
@@ -166,6 +171,7 @@ class Ask:
     kind: Literal["tool", "question"] = "tool"
     question: Mapping[str, Any] | None = None
     decided_by: Literal["other"] | None = None
+    ttl_ms: float | None = None
     inner: ToolCall | None = None
     path: tuple[str, ...] = ()
 

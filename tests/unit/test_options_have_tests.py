@@ -39,6 +39,7 @@ RULES, AGENT, LIMITS, RETRY = (
 RUNS, STRATEGIES, DEFINE = f"{U}compaction_runs.py::test_", f"{U}compaction_strategies.py::test_", f"{U}tool_define.py::test_"
 LIMITER, LIMITED, SUB = f"{U}limiter.py::test_", f"{U}limited.py::test_", f"{U}subagents_local.py::test_"
 DURABLE = f"{U}durable_sessions.py::test_"
+PERMISSIONS = f"{U}permissions.py::test_"
 APPROVALS, SESSION_COMPACTION = f"{U}approvals.py::test_", f"{U}compaction_sessions.py::test_"
 WEB, SHELL, FILES = f"{W}web_tools.py::test_", f"{U}workspace_shell.py::test_", f"{U}workspace_fs_tools.py::test_"
 OPENAI, FAILURES, ANTHROPIC = f"{W}openai_calls.py::test_", f"{W}openai_failures.py::test_", f"{U}anthropic_wire.py::test_"
@@ -50,6 +51,7 @@ RUN_OPTIONS = {
     "reasoning": f"{AGENT}reasoning_of_a_call_replaces_the_agents",
     "metadata": f"{AGENT}functions_are_called_once_a_run_with_who_and_what",
     "principal": f"{AGENT}functions_are_called_once_a_run_with_who_and_what",
+    "permission_mode": f"{PERMISSIONS}the_mode_of_one_call_is_for_that_run_alone",
     "cancel": f"{U}cancellation.py::test_a_token_gives_an_aborted_result",
 }
 
@@ -107,6 +109,10 @@ TESTS: dict[str, dict[str, str]] = {
         "store": f"{U}sessions_local.py::test_the_agents_store_is_the_default_and_a_sessions_own_wins",
         "session_wait_ms": f"{RULES}a_turn_waits_for_another_process_no_longer_than_session_wait_ms",
         "approval_store": f"{RULES}each_part_of_a_store_is_a_default_of_its_own",
+        "permissions": f"{PERMISSIONS}the_first_rule_that_matches_decides",
+        "permission_mode": f"{PERMISSIONS}plan_mode_reads_and_changes_nothing",
+        "on_permission_decision": f"{PERMISSIONS}each_decision_is_told_once_and_before_the_call_runs",
+        "on_permission_mode_change": f"{PERMISSIONS}switches_of_the_mode_are_told",
         "approval_ttl_ms": f"{RULES}an_approval_after_its_time_denies_the_call",
         "on_agent_drift": f"{DURABLE}a_drifted_agent_is_refused_under_error_and_the_right_one_can_still_take_the_turn",
         "approve": f"{RULES}approve_decides_in_code",
@@ -141,6 +147,7 @@ TESTS: dict[str, dict[str, str]] = {
         "turn_policy": f"{U}sessions_local.py::test_a_queued_call_joins_the_running_turn",
         "compaction": f"{RULES}a_session_has_its_own_compaction",
         "limits": f"{U}session_limits.py::test_a_session_stops_at_its_limit_and_a_reopened_one_too",
+        "permission_mode": f"{PERMISSIONS}a_switch_holds_from_the_next_call_of_a_running_turn",
     },
     "approvals.resolve": {
         "id": f"{APPROVALS}an_unknown_or_decided_approval_is_not_found",
