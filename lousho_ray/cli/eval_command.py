@@ -8,6 +8,7 @@ import os
 import shlex
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -49,8 +50,17 @@ def eval_command(
     drift_usage: Annotated[bool, typer.Option("--drift-usage", help="With --drift: compare tokens, too.")] = False,
     drift_text: Annotated[bool, typer.Option("--drift-text", help="With --drift: compare the reply's text, too.")] = False,
     json: Annotated[Path | None, typer.Option(help="Write a JSON report.")] = None,
+    junit: Annotated[Path | None, typer.Option(help="Write a JUnit report.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write a Markdown report.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a report as one self-contained page.")] = None,
+    parquet: Annotated[Path | None, typer.Option(help="Write every result as a row of a Parquet file.")] = None,
 ) -> int:
-    """Runs evals. The same command again runs only what is missing or could not be finished."""
+    """Runs evals. The same command again runs only what is missing or could not be finished.
+
+    `lousho eval diff A B` compares two results files.
+    """
+    if patterns and patterns[0] == "diff":
+        return _diff(patterns[1:])
     from lousho_ray.evals.drift import DriftOptions
     from lousho_ray.evals.results import RESULTS_VARIABLE
     from lousho_ray.evals.suite import SuiteOptions
@@ -72,7 +82,7 @@ def eval_command(
         drift=DriftOptions(drift_usage, drift_text),
         argv=("lousho", *sys.argv[1:]),
     )
-    return run_eval(options, {"json": json})
+    return run_eval(options, {"json": json, "junit": junit, "markdown": markdown, "html": html, "parquet": parquet})
 
 
 def run_eval(options: SuiteOptions, reports: dict[str, Path | None]) -> int:
@@ -82,12 +92,15 @@ def run_eval(options: SuiteOptions, reports: dict[str, Path | None]) -> int:
     """
     from rich.console import Console
 
+    from lousho_ray.evals.cases import parquet
     from lousho_ray.evals.judges import ALLOW_VARIABLE
     from lousho_ray.evals.reports import check_writable, print_summary, write_report
 
     wanted = {kind: path for kind, path in reports.items() if path is not None}
     for path in wanted.values():
         check_writable(path)
+    if "parquet" in wanted:
+        parquet()
     if str(options.root) not in sys.path:
         sys.path.insert(0, str(options.root))  # as `python -m` has it: eval files import the project's own modules
     if options.judge:
@@ -144,6 +157,24 @@ def _cassettes(**asked: bool) -> Mode | None:
             f"--{' and --'.join(given)} exclude each other; keep one.", code="LOUSHO_CONFIG_CONFLICTING_OPTIONS", field=given[1]
         )
     return cast("Mode", given[0]) if given else "auto" if os.environ.get("CI") else None
+
+
+def _diff(files: Sequence[str]) -> int:
+    """Compares two results files; 1 when a case that passed does not any more."""
+    from rich.console import Console
+
+    from lousho_ray.evals.reports import diff_runs, print_diff
+    from lousho_ray.evals.results import read_results
+
+    if len(files) != 2:
+        raise ConfigurationError(f"lousho eval diff takes two results files; got {len(files)}.", field="diff")
+    for file in files:
+        if not Path(file).is_file():
+            raise ConfigurationError(f"The results file {file} does not exist.", field="diff")
+    before, after = (read_results(Path(file)).records.values() for file in files)
+    found = diff_runs(before, after)
+    print_diff(found, Console(soft_wrap=True))
+    return 1 if found.broken else 0
 
 
 def _limits(requests: float | None, tokens: float | None, concurrent: int | None) -> dict[str, float]:

@@ -91,7 +91,7 @@ def read_cases(path: Path) -> list[Any]:
                 with path.open(encoding="utf-8-sig", newline="") as file:
                     return list(csv.DictReader(file))
             case ".parquet":
-                return _parquet().read_table(path).to_pylist()  # type: ignore[no-any-return]
+                return parquet().read_table(path).to_pylist()  # type: ignore[no-any-return]
     except (OSError, ValueError) as error:
         raise invalid(f"The cases in {path} cannot be read: {error}.") from error
     raise invalid(f"Cases are read from {', '.join(READERS)} files; got {path}.")
@@ -104,7 +104,8 @@ def _json_line(path: Path, number: int, line: str) -> Any:
         raise invalid(f"Line {number} of {path} is not JSON: {error}.") from error
 
 
-def _parquet() -> Any:
+def parquet() -> Any:
+    """The Parquet module of `pyarrow`."""
     try:
         return importlib.import_module("pyarrow.parquet")
     except ImportError as error:

@@ -193,7 +193,8 @@ def test_the_wheel_holds_the_modules_the_type_marker_and_nothing_else(wheel: Pat
     info = f"lousho_ray-{lousho_ray.__version__}.dist-info/"
     shipped = {name for name in names if not name.startswith(info)}
     modules = {path.relative_to(ROOT).as_posix() for path in python_files(ROOT / "lousho_ray")}
-    assert shipped == modules | {"lousho_ray/py.typed"}
+    page = {"lousho_ray/evals/reports/page.css", "lousho_ray/evals/reports/page.js"}
+    assert shipped == modules | page | {"lousho_ray/py.typed"}
     assert {"lousho_ray/actors/worker.py", "lousho_ray/stores/sqlite.py"} <= shipped
     assert f"{info}licenses/LICENSE" in names
 
