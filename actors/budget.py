@@ -13,11 +13,14 @@ from lousho_ray.actors.calling import ACTOR_LOOP, ActorCaller, find_actor
 from lousho_ray.clock import SYSTEM_CLOCK, Clock
 from lousho_ray.errors import AgentExecutionError, message_of
 from lousho_ray.ids import new_id
-from lousho_ray.limits.budget import LedgerCore
+from lousho_ray.limits.budget import LedgerCore, Refusal
+from lousho_ray.limits.checks import Cap
 from lousho_ray.limits.link import post
 from lousho_ray.usage import Spend
 
 CALL_TIMEOUT_S = 15.0
+
+NOTHING = Spend()
 
 MOST_ASKS = 500
 """Asks of one call: it stays below the 100 KB above which Ray stores arguments instead of sending them along."""
@@ -29,20 +32,22 @@ ACTOR_OPTIONS: dict[str, Any] = {"num_cpus": 0, "max_restarts": -1, "max_task_re
 
 
 class Ask(NamedTuple):
-    """One thing a process wants of its ledger: `open`, `report`, `totals` or `close`."""
+    """One thing a process wants of its ledger: `open`, `reserve`, `release`, `report`, `totals` or `close`."""
 
     method: str
     run_id: str
-    call_id: str | None = None
-    spend: Spend | None = None
+    call_id: str = ""
+    spend: Spend = NOTHING
     parent: str | None = None
+    caps: Sequence[Cap] = ()
 
 
 class Answer(NamedTuple):
-    """Totals by run, or why there are none."""
+    """Totals by run, or why there are none; to `reserve` why the call must not be made."""
 
     totals: Mapping[str, Spend]
     error: str | None = None
+    refusal: Refusal | None = None
 
 
 class BudgetActor:
@@ -70,9 +75,11 @@ class BudgetActor:
             match ask.method:
                 case "open":
                     self._core.open(ask.run_id, ask.parent, now)
+                case "reserve":
+                    return Answer({}, refusal=self._core.reserve(ask.run_id, ask.call_id, ask.spend, ask.caps, now))
+                case "release":
+                    self._core.release(ask.run_id, ask.call_id)
                 case "report":
-                    assert ask.call_id is not None
-                    assert ask.spend is not None
                     return Answer(self._core.report(ask.run_id, ask.call_id, ask.spend, now))
                 case "totals":
                     return Answer(self._core.totals(ask.run_id, now))
@@ -105,7 +112,7 @@ class RemoteLedger:
         self._call = ActorCaller(connect, "budget")
         self._loop = ACTOR_LOOP.loop()
         self._lock = threading.Lock()
-        self._asks: list[tuple[Ask, asyncio.AbstractEventLoop, asyncio.Future[Mapping[str, Spend]]]] = []
+        self._asks: list[tuple[Ask, asyncio.AbstractEventLoop, asyncio.Future[Answer]]] = []
         self._seq = 0
         self._sending: asyncio.Task[None] | None = None
         self._awake = False
@@ -114,10 +121,16 @@ class RemoteLedger:
         await self._ask(Ask("open", run_id, parent=parent))
 
     async def report(self, run_id: str, call_id: str, spend: Spend) -> Mapping[str, Spend]:
-        return await self._ask(Ask("report", run_id, call_id, spend))
+        return (await self._ask(Ask("report", run_id, call_id, spend))).totals
+
+    async def reserve(self, run_id: str, call_id: str, estimate: Spend, caps: Sequence[Cap]) -> Refusal | None:
+        return (await self._ask(Ask("reserve", run_id, call_id, estimate, caps=caps))).refusal
+
+    async def release(self, run_id: str, call_id: str) -> None:
+        await self._ask(Ask("release", run_id, call_id))
 
     async def totals(self, run_id: str) -> Mapping[str, Spend]:
-        return await self._ask(Ask("totals", run_id))
+        return (await self._ask(Ask("totals", run_id))).totals
 
     async def close(self, run_id: str) -> None:
         await self._ask(Ask("close", run_id))
@@ -127,9 +140,9 @@ class RemoteLedger:
             raise TypeError("This ledger was made from a handle and has no address: use remote_ledger(actor, namespace).")
         return (remote_ledger, self._address)
 
-    async def _ask(self, ask: Ask) -> Mapping[str, Spend]:
+    async def _ask(self, ask: Ask) -> Answer:
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Mapping[str, Spend]] = loop.create_future()
+        future: asyncio.Future[Answer] = loop.create_future()
         with self._lock:
             self._asks.append((ask, loop, future))
             if not self._awake:
@@ -154,7 +167,7 @@ class RemoteLedger:
                 answers: list[Answer] = await self._call("apply", self._id, self._seq, asks, timeout_s=CALL_TIMEOUT_S)
             except Exception as error:
                 answers = [Answer({}, message_of(error))] * len(batch)
-            by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Mapping[str, Spend]], Answer]]] = {}
+            by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Answer], Answer]]] = {}
             for (_, loop, future), answer in zip(batch, answers, strict=True):
                 by_loop.setdefault(loop, []).append((future, answer))
             for loop, answered in by_loop.items():
@@ -175,11 +188,11 @@ def remote_ledger(actor: str, namespace: str | None = None) -> RemoteLedger:
         return ledger
 
 
-def _resolve(answered: Sequence[tuple[asyncio.Future[Mapping[str, Spend]], Answer]]) -> None:
+def _resolve(answered: Sequence[tuple[asyncio.Future[Answer], Answer]]) -> None:
     for future, answer in answered:
         if future.done():
             continue
         if answer.error is None:
-            future.set_result(answer.totals)
+            future.set_result(answer)
         else:
             future.set_exception(AgentExecutionError(answer.error))

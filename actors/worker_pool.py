@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from lousho_ray.actors.cluster import LOOK_UP_AGAIN_S, ActorLostError, ask, attached, look_up_again
@@ -39,6 +40,7 @@ class RaySpawner:
         self._lock = asyncio.Lock()
         self._ledger: Ledger | None = None
         self._workers: dict[Any, WorkerClient] = {}
+        self._closing: set[asyncio.Task[None]] = set()
         self._looked_up = float("-inf")
 
     async def ledger(self) -> Ledger:
@@ -55,7 +57,18 @@ class RaySpawner:
             return ChildOutcome.failed(error)
         # Nothing is awaited between the choice and the start: children that start at the same time are spread evenly.
         worker = min(self._workers.values(), key=lambda worker: (not worker.answers, worker.load))
-        return await worker.run(shipment, child, emitter, abort)
+        outcome = await worker.run(shipment, child, emitter, abort)
+        if outcome.error is not None:
+            self._closing.add(task := asyncio.create_task(self._close_account(child.run_id)))
+            task.add_done_callback(self._closing.discard)
+        return outcome
+
+    async def _close_account(self, run_id: str) -> None:
+        """What a lost child had set aside is free again, and a call that it still makes is its last. One that failed by itself has
+        closed its account."""
+        assert self._ledger is not None
+        with suppress(LoushoError):
+            await self._ledger.close(run_id)
 
     async def _prepare(self, definition: AgentDefinition) -> Shipment:
         await self._look_up()

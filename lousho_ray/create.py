@@ -77,7 +77,8 @@ def create_agent(*, output: Any = None, **options: Any) -> Agent[Any]:
         model_settings: `max_tokens`, `temperature`, `top_p`, `frequency_penalty`, `presence_penalty`, `stop`, `seed`,
             `tool_choice`.
         limits: What a run may spend: `max_tokens`, `max_input_tokens`, `max_output_tokens`, `max_cost_usd`, `max_duration_ms`,
-            `max_tool_errors`, `max_steps`, `on_exceeded` (`"stop"` or `"throw"`).
+            `max_tool_errors`, `max_steps`, `on_exceeded` (`"stop"` or `"throw"`), `reserve` (set a call's estimate aside before
+            it is made, so that calls in flight cannot pass a limit together).
         tool_concurrency: Tool calls of one turn that run at once: a whole number, or `"unbounded"` (default).
         subagents: Name -> agent with a description, offered through the `task` tool.
         max_subagent_depth: How deep sub-agents may nest (1; 0 = never offered).

@@ -112,7 +112,11 @@ def merge_settings(agent: ModelSettings, call: ModelSettings) -> ModelSettings:
 
 
 class Limits(Options):
-    """What a run may spend. Each limit trips when its value is reached."""
+    """What a run may spend. Each limit trips when its value is reached.
+
+    With `reserve` an estimate of each model call is set aside before the call is made, so that calls in flight at the same time
+    cannot pass a limit on tokens or cost together.
+    """
 
     option = "limits"
 
@@ -124,6 +128,7 @@ class Limits(Options):
     max_tool_errors: Whole | None = Field(default=None, ge=1, description="a whole number of at least 1")
     max_steps: Whole | None = Field(default=None, ge=1, description="a whole number of at least 1")
     on_exceeded: Literal["stop", "throw"] = Field(default="stop", description='"stop" or "throw"')
+    reserve: Flag = Field(default=False, description="True or False")
 
 
 class RateLimits(Options):

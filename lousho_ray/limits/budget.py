@@ -3,17 +3,22 @@
 `LedgerCore` decides and knows no clock and no I/O; `LocalLedger` is its form in one process. Memory follows the runs that are open:
 a closed run leaves nothing but its figures in the accounts above it, a closed root takes its tree along, and trees nobody touches
 for `ABANDONED_AFTER_S` are dropped.
+
+A *reservation* sets an estimate aside in all accounts of a line while a call is in flight; the report of the call settles it.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from lousho_ray.clock import SYSTEM_CLOCK, Clock
 from lousho_ray.errors import AgentExecutionError
-from lousho_ray.usage import Spend
+from lousho_ray.limits.checks import Breach, Cap
+from lousho_ray.ports import Ledger
+from lousho_ray.usage import ZERO, Spend
 
 ABANDONED_AFTER_S = 24 * 3600.0
 """After this long without an open, report or question a tree belongs to nobody: its runs' processes died without closing them."""
@@ -34,9 +39,39 @@ class Account:
     parent: str | None
     tree: Tree
     total: Spend = field(default_factory=Spend)
+    reserved: Spend = field(default_factory=Spend)
     calls: set[str] = field(default_factory=set)
+    in_flight: dict[str, Spend] = field(default_factory=dict)
     children: int = 0
     closed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a call must not be made (now).
+
+    Attributes:
+        cap: Which of the caps: its index.
+        breach: The limit, and what it would have come to.
+        for_now: It fits as soon as calls in flight cost less than was set aside for them.
+    """
+
+    cap: int
+    breach: Breach
+    for_now: bool
+
+
+class ReservingLedger(Ledger, Protocol):
+    """A ledger that sets estimates aside. Both of this package do."""
+
+    async def reserve(self, run_id: str, call_id: str, estimate: Spend, caps: Sequence[Cap]) -> Refusal | None:
+        """Sets an estimate aside in the run's account and those above, if it fits under all caps together with what is set aside
+        already; at once or not at all. The report of the same `call_id` settles it."""
+        ...
+
+    async def release(self, run_id: str, call_id: str) -> None:
+        """Gives back what was set aside for a call that spent nothing. Does nothing when there is nothing."""
+        ...
 
 
 class LedgerCore:
@@ -76,11 +111,40 @@ class LedgerCore:
             AgentExecutionError: `LOUSHO_AGENT_EXECUTION_FAILED`, the run has no account (any more).
         """
         account = self._account(run_id, now)
+        self._settle(run_id, call_id)
         if call_id not in account.calls:
             account.calls.add(call_id)
             for above in self._upwards(run_id):
                 self._accounts[above].total += spend
         return self.totals(run_id, now)
+
+    def reserve(self, run_id: str, call_id: str, estimate: Spend, caps: Sequence[Cap], now: float) -> Refusal | None:
+        """Sets an estimate aside in the run's account and those above, if it fits under all caps. A `call_id` counts once.
+
+        Raises:
+            AgentExecutionError: `LOUSHO_AGENT_EXECUTION_FAILED`, the run has no account (any more).
+        """
+        account = self._account(run_id, now)
+        if call_id in account.in_flight or call_id in account.calls:
+            return None
+        for_now: Refusal | None = None
+        for index, cap in enumerate(caps):
+            if (capped := self._accounts.get(cap.run_id)) is None:
+                continue
+            alone = capped.total + estimate
+            if (breach := cap.passed_by(alone)) is not None:
+                return Refusal(index, breach, for_now=False)
+            if for_now is None and (breach := cap.passed_by(alone + capped.reserved)) is not None:
+                for_now = Refusal(index, breach, for_now=True)
+        if for_now is None:
+            account.in_flight[call_id] = estimate
+            self._set_aside(run_id, estimate)
+        return for_now
+
+    def release(self, run_id: str, call_id: str) -> None:
+        """Gives back what was set aside for a call that spent nothing. Does nothing when there is nothing."""
+        if run_id in self._accounts:
+            self._settle(run_id, call_id)
 
     def totals(self, run_id: str, now: float) -> dict[str, Spend]:
         """The totals of the run and of every run above it, nearest first.
@@ -92,10 +156,17 @@ class LedgerCore:
         return {above: self._accounts[above].total for above in self._upwards(run_id)}
 
     def close(self, run_id: str) -> None:
-        """Ends an account; the accounts above keep what it spent. Does nothing when there is none."""
+        """Ends an account; the accounts above keep what it spent. Does nothing when there is none.
+
+        What was set aside for it, and for runs below that were lost with it, is given back.
+        """
         account = self._accounts.get(run_id)
         if account is None:
             return
+        ended = [run_id] if not account.children else [run for run in account.tree.runs if run_id in self._upwards(run)]
+        for run in ended:
+            for call_id in list(self._accounts[run].in_flight):
+                self._settle(run, call_id)
         account.closed = True
         account.calls.clear()
         if account.parent is None:
@@ -118,6 +189,16 @@ class LedgerCore:
         account.tree.used_at = now
         return account
 
+    def _settle(self, run_id: str, call_id: str) -> None:
+        estimate = self._accounts[run_id].in_flight.pop(call_id, None)
+        if estimate is not None:
+            self._set_aside(run_id, _negative(estimate))
+
+    def _set_aside(self, run_id: str, estimate: Spend) -> None:
+        known = estimate if estimate.cost is not None else replace(estimate, cost=ZERO)
+        for above in self._upwards(run_id):
+            self._accounts[above].reserved += known
+
     def _upwards(self, run_id: str) -> list[str]:
         line, here = [], self._accounts[run_id]
         line.append(run_id)
@@ -137,6 +218,10 @@ class LedgerCore:
                 self._drop(root)
 
 
+def _negative(spend: Spend) -> Spend:
+    return Spend(-spend.input_tokens, -spend.output_tokens, None if spend.cost is None else -spend.cost, -spend.calls)
+
+
 class LocalLedger:
     """A `Ledger` in this process, for any number of threads."""
 
@@ -152,6 +237,14 @@ class LocalLedger:
     async def report(self, run_id: str, call_id: str, spend: Spend) -> Mapping[str, Spend]:
         with self._lock:
             return self._core.report(run_id, call_id, spend, self._clock.now())
+
+    async def reserve(self, run_id: str, call_id: str, estimate: Spend, caps: Sequence[Cap]) -> Refusal | None:
+        with self._lock:
+            return self._core.reserve(run_id, call_id, estimate, caps, self._clock.now())
+
+    async def release(self, run_id: str, call_id: str) -> None:
+        with self._lock:
+            self._core.release(run_id, call_id)
 
     async def totals(self, run_id: str) -> Mapping[str, Spend]:
         with self._lock:

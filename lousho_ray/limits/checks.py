@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any, Literal
 
 from lousho_ray.options import Limits
@@ -54,6 +55,39 @@ def check_shared_limits(limits: Limits, spend: Spend, *, elapsed_ms: float) -> B
         elapsed_ms: How long the lead has run.
     """
     return _first(_spent(limits, spend, elapsed_ms))
+
+
+@dataclass(frozen=True, slots=True)
+class Cap:
+    """What a run's calls may come to, those in flight included: its account, and the most of each figure.
+
+    `before` is what counts besides the account's total.
+    """
+
+    run_id: str
+    max_tokens: float | None = None
+    max_input_tokens: float | None = None
+    max_output_tokens: float | None = None
+    max_cost_usd: float | None = None
+    before: Spend = field(default_factory=Spend)
+
+    @classmethod
+    def of(cls, run_id: str, limits: Limits, before: Spend) -> Cap:
+        return cls(run_id, limits.max_tokens, limits.max_input_tokens, limits.max_output_tokens, limits.max_cost_usd, before)
+
+    def passed_by(self, total: Spend) -> Breach | None:
+        """The first figure that would be above its limit. While the cost is unknown `max_cost_usd` is not looked at."""
+        spend = self.before + total
+        figures = [
+            ("maxTokens", spend.total_tokens, self.max_tokens),
+            ("maxInputTokens", spend.input_tokens, self.max_input_tokens),
+            ("maxOutputTokens", spend.output_tokens, self.max_output_tokens),
+            ("maxCostUsd", spend.cost, self.max_cost_usd),
+        ]
+        for key, value, most in figures:
+            if most is not None and value is not None and value > Decimal(str(most)):
+                return Breach(key, float(value), most)
+        return None
 
 
 def duration_breach(limits: Limits, elapsed_ms: float) -> Breach:

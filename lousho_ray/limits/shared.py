@@ -28,8 +28,9 @@ LEASE_S = 30.0
 RECOVERY_S = 3.0
 """After a restart nobody is admitted for so long: whoever holds a slot must have time to say so."""
 
-TRAVEL_S = 0.25
-"""By how much two grants may differ in the time they take to become requests that the provider counts. 0.4 % of a minute."""
+TRAVEL_S = 0.75
+"""By how much two grants may differ in the time they take to become requests that the provider counts: one over a connection that
+is open, one over a new one from a process that is busy. It costs 1.2 % of the limit."""
 
 FORGET_AFTER_S = 600.0
 """A limiter nobody used for so long is forgotten; its name is then free for other limits."""

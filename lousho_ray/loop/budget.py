@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, cast
 
 from lousho_ray.cancellation import AbortReason, AbortSignal
 from lousho_ray.clock import SYSTEM_CLOCK, Clock
-from lousho_ray.limits.checks import Breach, Moment, check_limits, check_shared_limits, duration_breach
+from lousho_ray.limits.budget import Refusal, ReservingLedger
+from lousho_ray.limits.checks import Breach, Cap, Moment, check_limits, check_shared_limits, duration_breach
 from lousho_ray.limits.session_spend import SessionSpend
 from lousho_ray.loop.result import BudgetBreach
 from lousho_ray.options import Limits
@@ -20,6 +21,9 @@ from lousho_ray.ports import Ledger
 from lousho_ray.usage import Spend
 
 NOTHING = Spend()
+
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.02, 0.5
+"""How long a call waits between two looks at whether those in flight leave room for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +160,51 @@ class Budget:
         if self.ledger is None:
             return {self.run_id: spent}
         return await self.ledger.report(self.run_id, call_id, call)
+
+    @property
+    def reserves(self) -> bool:
+        """Whether a limit of this run, of its session or of a run above it wants estimates set aside."""
+        return bool(self._caps())
+
+    async def reserve(self, call_id: str, estimate: Spend, spent: Spend) -> BudgetBreach | None:
+        """Sets a call's estimate aside under the limits that ask for it; returns the first one it does not fit under.
+
+        While it does not fit only because of calls in flight, it waits for how they end.
+        """
+        caps = self._caps()
+        delay_s = FIRST_WAIT_S
+        while caps:
+            refusal = await self._reserve(call_id, estimate, spent, [cap for _, cap in caps])
+            if refusal is None:
+                return None
+            if not refusal.for_now:
+                return _breach(refusal.breach, caps[refusal.cap][0])
+            await self._clock.sleep(delay_s)
+            delay_s = min(2 * delay_s, LONGEST_WAIT_S)
+        return None
+
+    async def release(self, call_id: str) -> None:
+        """Gives back what was set aside for a call that ended without a report."""
+        if self.ledger is not None and self._caps():
+            await cast("ReservingLedger", self.ledger).release(self.run_id, call_id)
+
+    async def _reserve(self, call_id: str, estimate: Spend, spent: Spend, caps: Sequence[Cap]) -> Refusal | None:
+        if self.ledger is not None:
+            return await cast("ReservingLedger", self.ledger).reserve(self.run_id, call_id, estimate, caps)
+        for index, cap in enumerate(caps):
+            if (breach := cap.passed_by(spent + estimate)) is not None:
+                return Refusal(index, breach, for_now=False)
+        return None
+
+    def _caps(self) -> list[tuple[Literal["run", "session"], Cap]]:
+        """The limits under which estimates are set aside, in the order in which they are named."""
+        own: Spend = NOTHING if self.ledger is None else self._before
+        found: list[tuple[Literal["run", "session"], Cap]] = []
+        if self.limits.reserve:
+            found.append(("run", Cap.of(self.run_id, self.limits, own)))
+        if self.session is not None and self.session.limits.reserve:
+            found.append(("session", Cap.of(self.run_id, self.session.limits, self.session.before.spend + own)))
+        return found + [("run", Cap.of(lead.run_id, lead.limits, lead.before)) for lead in self.leads if lead.limits.reserve]
 
     async def _totals(self, spent: Spend) -> Mapping[str, Spend]:
         return {self.run_id: spent} if self.ledger is None else await self.ledger.totals(self.run_id)

@@ -9,8 +9,10 @@ from typing import Any
 
 from lousho_ray.errors import ConfigurationError
 from lousho_ray.events import CompactionDone, CompactionStart
+from lousho_ray.ids import new_id
 from lousho_ray.loop.hooks import HookContext
 from lousho_ray.loop.model import build_request, warn_unpriced
+from lousho_ray.loop.reserve import reserve
 from lousho_ray.loop.state import RunDeps, RunState
 from lousho_ray.messages import Message, assistant
 from lousho_ray.ports import GenerateOptions, GenerateResult, LLMProvider
@@ -92,13 +94,17 @@ async def side_call(
 
     Raises:
         Aborted: The run was stopped.
+        Refused: A limit leaves no room for the call.
         CompactedLLMProviderError: The call failed.
     """
+    call_id = f"{purpose}-{new_id()}"
+    await reserve(state, deps, provider, request, call_id)
     asked = provider if provider is deps.provider else intercepted(provider)
     limited = with_rate_limit(asked, deps.limiters) if deps.limiters else asked
     try:
         result = await deps.abort.guard(limited.generate(replace(request, abort=deps.abort)))
     except Exception as error:
+        await deps.budget.release(call_id)
         final = to_provider_error(error, provider.name, request.model or provider.default_model)
         if final is error:
             raise
@@ -110,5 +116,5 @@ async def side_call(
     cost_usd = None if figures.cost is None else float(figures.cost)
     entry = StepUsage(state.steps, figures.model, figures.usage, figures.estimated, cost_usd, purpose)
     state.step_usage.append(entry)
-    await deps.budget.report(f"{purpose}-{len(state.step_usage)}", figures.spend, state.usage.spend)
+    await deps.budget.report(call_id, figures.spend, state.usage.spend)
     return result

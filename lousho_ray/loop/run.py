@@ -32,6 +32,7 @@ from lousho_ray.loop.ending import attach_usage, report_budget, report_decision,
 from lousho_ray.loop.model import Reply, Steered, book_usage, call_model
 from lousho_ray.loop.output import OutputContext, Valid
 from lousho_ray.loop.requests import hook_context, prepare_request
+from lousho_ray.loop.reserve import Refused, reserve
 from lousho_ray.loop.result import ExecutionResult
 from lousho_ray.loop.state import CONTINUE, Ask, Continue, Finish, Pause, RunDeps, RunState, StepOutcome
 from lousho_ray.messages import Message, ToolCall, unanswered_calls, user
@@ -117,6 +118,8 @@ async def step(state: RunState, deps: RunDeps) -> StepOutcome:
             return await _final_reply(state, deps, reply, entry, spend)
         except Aborted:  # while a hook or a validator ran
             return _step_done(state, deps, "aborted", _aborted(deps), _booked(state))
+        except Refused as refused:
+            return _step_done(state, deps, "budget-exceeded", _no_room(state, refused), _booked(state))
 
 
 @contextmanager
@@ -138,12 +141,17 @@ def _booked(state: RunState) -> StepUsage | None:
 
 async def _call(state: RunState, deps: RunDeps, request: GenerateOptions) -> Reply | StepOutcome:
     """The model's reply, or how the step ends without one."""
+    call_id = f"step-{state.steps}"
     try:
+        await reserve(state, deps, deps.provider, request, call_id)
         return await call_model(request, deps, state)
     except Steered:
+        await deps.budget.release(call_id)
         return _step_done(state, deps, "steered", CONTINUE, _booked(state))
     except Aborted:
         return _step_done(state, deps, "aborted", _aborted(deps), _booked(state))
+    except Refused:
+        raise
     except Exception as error:
         final = to_provider_error(error, deps.provider.name, deps.model or deps.provider.default_model)
         if final is error:
@@ -227,6 +235,8 @@ async def _force_answer(state: RunState, deps: RunDeps, outcome: StepOutcome) ->
             checked = await deps.abort.guard(deps.output.check(called.text, _output_context(state)))
         except Aborted:  # while a hook or a validator ran
             return _step_done(state, deps, "aborted", _aborted(deps), _booked(state))
+        except Refused:
+            return _step_done(state, deps, "budget-exceeded", outcome)
         return _step_done(state, deps, called.finish_reason, replace(outcome, text=called.text, output=checked), entry)
 
 
@@ -312,6 +322,10 @@ async def _spent_by_hooks(state: RunState, deps: RunDeps) -> Finish | None:
         return None
     breach = await deps.budget.before_call(state.usage.spend, steps=state.steps - 1, tool_errors=state.tool_errors)
     return None if breach is None else Finish("budget-exceeded", state.last_text, budget=breach)
+
+
+def _no_room(state: RunState, refused: Refused) -> Finish:
+    return Finish("budget-exceeded", state.last_text, budget=refused.breach)
 
 
 def _apply_input(state: RunState, deps: RunDeps) -> None:

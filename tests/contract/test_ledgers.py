@@ -7,12 +7,14 @@ import pickle
 import random
 import threading
 from decimal import Decimal
+from typing import cast
 
 import pytest
 
 from lousho_ray.actors.budget import BudgetActor, RemoteLedger
 from lousho_ray.errors import AgentExecutionError
-from lousho_ray.limits.budget import LocalLedger
+from lousho_ray.limits.budget import LocalLedger, ReservingLedger
+from lousho_ray.limits.checks import Cap
 from lousho_ray.ports import Ledger
 from lousho_ray.usage import Spend
 from tests.contract.in_process import InProcessHandle
@@ -91,6 +93,24 @@ async def test_an_unknown_run_is_an_error_and_hurts_no_other(ledger: Ledger) -> 
     assert results[1].code == "LOUSHO_AGENT_EXECUTION_FAILED"
     assert "'lost'" in str(results[1])
     assert results[0] == results[2] == {"run": Spend(1)}
+
+
+async def test_of_many_reservations_at_once_as_many_are_made_as_fit(ledger: Ledger) -> None:
+    # BUD-21, BUD-32
+    reserving = cast("ReservingLedger", ledger)
+    await ledger.open("lead")
+    await asyncio.gather(*[ledger.open(f"child-{n}", "lead") for n in range(20)])
+    caps = [Cap("lead", max_tokens=50)]
+    made = await asyncio.gather(*[reserving.reserve(f"child-{n}", "1", Spend(9), caps) for n in range(20)])
+    fitting = [n for n, refusal in enumerate(made) if refusal is None]
+    assert len(fitting) == 5
+    assert all(refusal.for_now and refusal.breach.value == 54 for refusal in made if refusal is not None)
+    await reserving.release(f"child-{fitting[0]}", "1")
+    await ledger.report(f"child-{fitting[1]}", "1", Spend(3))
+    assert await reserving.reserve("lead", "1", Spend(20), caps) is None
+    last = await reserving.reserve("lead", "2", Spend(1), caps)
+    assert last is not None
+    assert last.breach.value == 3 + 27 + 20 + 1
 
 
 async def test_a_report_nobody_waits_for_counts(ledger: Ledger) -> None:

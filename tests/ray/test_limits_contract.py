@@ -22,6 +22,7 @@ from tests.contract.test_ledgers import (
     test_an_answer_holds_the_callers_own_report,
     test_an_unknown_run_is_an_error_and_hurts_no_other,
     test_loops_in_threads_report_to_one_lead,
+    test_of_many_reservations_at_once_as_many_are_made_as_fit,
     test_opening_and_closing_may_be_repeated,
 )
 from tests.contract.test_limiters import (
@@ -48,6 +49,7 @@ __all__ = [
     "test_cancelling_half_of_a_hundred_at_random_moments_leaks_nothing",
     "test_loops_in_threads_report_to_one_lead",
     "test_loops_in_threads_share_the_slots",
+    "test_of_many_reservations_at_once_as_many_are_made_as_fit",
     "test_opening_and_closing_may_be_repeated",
 ]
 

@@ -148,6 +148,27 @@ async def alive(actor: Any) -> bool:
     return True
 
 
+async def test_what_a_killed_workers_child_had_set_aside_is_free_for_the_others(server: FakeServer) -> None:
+    # BUD-21, BUD-33
+    server.respond(where_then_gate)
+    limits = {"max_output_tokens": 5000, "reserve": True}
+    running = asyncio.create_task(lead_of(server, 2, limits=limits, child={"model_settings": {"max_tokens": 3000}}).send("Go."))
+    await server.reached("go", 1)
+    first = next(request for request in server.requests if tool_texts(request))
+    os.kill(int(tool_texts(first)[0]), signal.SIGKILL)
+    await server.reached("go", 2)
+    server.release("go")
+    result = await asyncio.wait_for(running, 30)
+    failed = [message.is_error for message in task_results(result.messages).values()]
+    assert sorted(failed) == [False, True]
+    assert result.ok
+
+    async def all_alive() -> bool:
+        return all([await alive(worker) for worker in workers()])
+
+    await eventually(all_alive, 30)
+
+
 async def test_a_tool_that_exits_fails_its_call_and_nothing_else(server: FakeServer) -> None:
     # Q10: SystemExit let out of a task ends the event loop of its process
     server.respond(gated_exit)

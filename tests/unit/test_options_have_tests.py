@@ -182,6 +182,7 @@ TESTS: dict[str, dict[str, str]] = {
         "max_tool_errors": f"{LIMITS}tool_errors_stop_the_run_before_its_next_model_call",
         "max_steps": f"{RULES}the_smaller_of_both_step_limits_wins",
         "on_exceeded": f"{LIMITS}throw_raises_with_the_budget_and_the_usage",
+        "reserve": f"{U}budget_reserve.py::test_parallel_subagents_do_not_pass_the_limit_at_all_when_the_estimate_holds",
     },
     "RateLimits": {
         "requests_per_minute": f"{LIMITER}calls_wait_for_the_window_and_start_when_it_opens",
