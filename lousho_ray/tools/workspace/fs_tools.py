@@ -17,7 +17,7 @@ from lousho_ray.tools.text import clip
 from lousho_ray.tools.tool import Tool, tool
 from lousho_ray.tools.workspace.checkpoints import WorkspaceCheckpoints
 from lousho_ray.tools.workspace.paths import PathPattern, WorkspaceError, compile_regex, covers
-from lousho_ray.tools.workspace.provider import FsProvider
+from lousho_ray.tools.workspace.provider import Entry, FsProvider
 
 MAX_READ_BYTES = 10 * 1024 * 1024
 MAX_GREP_BYTES = 2 * 1024 * 1024
@@ -241,7 +241,7 @@ class _Walk:
             self.ctx.abort_signal.raise_if_aborted()
             directory = pending.pop()
             start = "" if directory == "." else f"{directory}/"
-            entries = sorted((e for e in self.fs.list(directory) if e.name not in self.ignore), key=lambda e: e.name, reverse=True)
+            entries = sorted(self._list(directory, base), key=lambda e: e.name, reverse=True)
             pending.extend(start + e.name for e in entries if e.kind == "dir")
             for found in reversed(entries):
                 if found.kind == "file":
@@ -250,6 +250,14 @@ class _Walk:
                         self.cut = True
                         return
                     yield start + found.name, found.size_bytes
+
+    def _list(self, directory: str, base: str) -> list[Entry]:
+        try:
+            return [entry for entry in self.fs.list(directory) if entry.name not in self.ignore]
+        except WorkspaceError:  # gone meanwhile, or not readable: not a reason to fail the search, unless it was asked for
+            if directory == base:
+                raise
+            return []
 
     def note(self) -> str:
         return f"\n[stopped after {self.max_files} files; look in a smaller directory]" if self.cut else ""

@@ -7,7 +7,7 @@ import functools
 import os
 import socket
 import stat
-import tempfile
+import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -43,7 +43,10 @@ class LocalWorkspace:
         found = self._locate(path)
         with _reworded(path):
             try:
-                return _entry(found.name, os.stat(found, follow_symlinks=False))
+                if found == self.root:
+                    return _entry(found.name, os.stat(found))
+                with self._parent(found) as (above, name):
+                    return _entry(name, os.stat(name, dir_fd=above, follow_symlinks=False))
             except (FileNotFoundError, NotADirectoryError):
                 return None
 
@@ -51,40 +54,83 @@ class LocalWorkspace:
         found = self._locate(path)
         with _reworded(path):
             # A named pipe would never end: opened without blocking, then looked at.
-            descriptor = os.open(found, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-            with os.fdopen(descriptor, "rb") as file:
+            descriptor = self._open(found, os.O_RDONLY | os.O_NONBLOCK)
+            try:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                     raise WorkspaceError(f"{path} is no file.")
-                return file.read()
+                with open(descriptor, "rb", closefd=False) as file:
+                    return file.read()
+            finally:
+                os.close(descriptor)
 
     def write(self, path: str, data: bytes, mode: int | None = None) -> None:
         found = self._locate(path)
-        with _reworded(path):
-            if found.is_dir():
-                raise WorkspaceError(f"{path} is a directory.")
-            found.parent.mkdir(parents=True, exist_ok=True)
-            if mode is None and found.exists():
-                mode = stat.S_IMODE(found.stat().st_mode)
-            descriptor, temporary = tempfile.mkstemp(dir=found.parent, prefix=".tmp-")
+        if found == self.root:
+            raise WorkspaceError(f"{path} is a directory.")
+        with _reworded(path), self._parent(found, make=True) as (above, name):
+            with contextlib.suppress(FileNotFoundError):
+                before = os.stat(name, dir_fd=above, follow_symlinks=False).st_mode
+                if stat.S_ISDIR(before):
+                    raise WorkspaceError(f"{path} is a directory.")
+                mode = stat.S_IMODE(before) if mode is None else mode
+            temporary = f".tmp-{uuid.uuid4().hex}"
+            written = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=above)
             try:
-                with os.fdopen(descriptor, "wb") as file:
+                with open(written, "wb") as file:
                     file.write(data)
-                os.chmod(temporary, 0o666 & ~_umask() if mode is None else mode)
-                os.replace(temporary, found)
+                    os.fchmod(written, 0o666 & ~_umask() if mode is None else mode)
+                os.replace(temporary, name, src_dir_fd=above, dst_dir_fd=above)
             except BaseException:
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(temporary)
+                    os.unlink(temporary, dir_fd=above)
                 raise
 
     def list(self, path: str) -> list[Entry]:
         found = self._locate(path)
-        with _reworded(path), os.scandir(found) as entries:
-            return [_entry(entry.name, entry.stat(follow_symlinks=False)) for entry in entries]
+        with _reworded(path):
+            descriptor = self._open(found, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                with os.scandir(descriptor) as entries:
+                    return [known for entry in entries if (known := _known(entry)) is not None]
+            finally:
+                os.close(descriptor)
 
     def remove(self, path: str) -> None:
         above, _, name = normalize_workspace_path(path).rpartition("/")
+        found = self._locate(above or ".")
         with _reworded(path):
-            os.unlink(self._locate(above or ".") / name)
+            descriptor = self._open(found, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.unlink(name, dir_fd=descriptor)
+            finally:
+                os.close(descriptor)
+
+    def _open(self, found: Path, flags: int) -> int:
+        if found == self.root:
+            return os.open(found, flags)
+        with self._parent(found) as (above, name):
+            return os.open(name, flags | os.O_NOFOLLOW, dir_fd=above)
+
+    @contextlib.contextmanager
+    def _parent(self, found: Path, *, make: bool = False) -> Iterator[tuple[int, str]]:
+        """The open directory that `found` is in, and its name there.
+
+        Opened part by part from the root, without following links: a directory that is swapped for a link after `_locate` has
+        judged it is an error and not a way out.
+        """
+        *parts, name = found.relative_to(self.root).parts
+        descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            for part in parts:
+                if make:
+                    with contextlib.suppress(FileExistsError):
+                        os.mkdir(part, dir_fd=descriptor)
+                below = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=descriptor)
+                os.close(descriptor)
+                descriptor = below
+            yield descriptor, name
+        finally:
+            os.close(descriptor)
 
     @property
     def shell_description(self) -> str:
@@ -141,6 +187,14 @@ def _reworded(path: str) -> Iterator[None]:
         raise WorkspaceError(f"{path} does not exist.") from None
     except OSError as error:
         raise WorkspaceError(f"{path}: {error.strerror or type(error).__name__}.") from None
+
+
+def _known(entry: os.DirEntry[str]) -> Entry | None:
+    """What a directory holds under a name; `None` when it has gone meanwhile."""
+    try:
+        return _entry(entry.name, entry.stat(follow_symlinks=False))
+    except FileNotFoundError:
+        return None
 
 
 def _entry(name: str, found: os.stat_result) -> Entry:

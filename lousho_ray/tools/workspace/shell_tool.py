@@ -77,7 +77,9 @@ def _fit(result: dict[str, Any]) -> dict[str, Any]:
     while (excess := len(to_json(result)) - MAX_RESULT_CHARS) > 0:
         key = max(("stdout", "stderr"), key=lambda name: len(result[name]))
         text = result[key]
-        keep = max(0, len(text) - excess - 100)
+        size = len(to_json(text))
+        # Control characters take six times their length in JSON: what has to go is counted there.
+        keep = int(len(text) * max(0, size - excess - 100) / size)
         head = keep * 6 // 10
         result = {**result, key: f"{text[:head]}\n[... left out ...]\n{text[len(text) - (keep - head) :]}"}
     return result
