@@ -231,6 +231,10 @@ class Agent(Generic[T]):
         """The runtime of this agent's actors; asking for it starts nothing."""
         return _runtime(self._runtime_name)
 
+    @functools.cached_property
+    def _named_limiters(self) -> list[RateLimiter]:
+        return named_limiters(self._definition)
+
     def _start(self, input: Input, options: Mapping[str, Any], where: str, *, observed: bool) -> LocalRun:
         call, cancel = call_options(options, f"agent.{where}()", also=frozenset({"session_id", "business_state"}))
         messages = as_messages(input)
@@ -298,7 +302,7 @@ class Agent(Generic[T]):
         context.approve_in_code, context.started = not observed, turn.called_at
         try:
             spawner = self.runtime().spawner() if self._definition.subagents else None
-            for limiter in named_limiters(self._definition):
+            for limiter in self._named_limiters:
                 await self.runtime().share(limiter)
             depth = self._definition.max_subagent_depth
             state, deps = await open_with_subagents(self._definition, "", context, depth, spawner)

@@ -125,15 +125,15 @@ class AbortSignal:
             coroutine.close()
             raise Aborted(self._reason)
         loop = asyncio.get_running_loop()
-        task = loop.create_task(_contained(coroutine))
-        wake = loop.create_future()
+        wake: asyncio.Future[None] = loop.create_future()
 
         def stir(_: object = None) -> None:
             if not wake.done():
                 wake.set_result(None)
 
+        task = loop.create_task(_contained(coroutine, stir))
         forget = self.on_abort(lambda _: loop.call_soon_threadsafe(stir))
-        task.add_done_callback(stir)
+        task.add_done_callback(stir)  # for a task that is cancelled before it starts
         try:
             await wake
         except asyncio.CancelledError:
@@ -165,11 +165,13 @@ class _Escaped:
         raise self.error
 
 
-async def _contained(coroutine: Coroutine[Any, Any, T]) -> T | _Escaped:
+async def _contained(coroutine: Coroutine[Any, Any, T], ended: Callable[[], None]) -> T | _Escaped:
     try:
         return await coroutine
     except (SystemExit, KeyboardInterrupt) as error:
         return _Escaped(error)
+    finally:
+        ended()  # wakes whoever waits one round of the event loop earlier than the task's own callback
 
 
 async def _cancel_and_settle(task: asyncio.Task[Any], within_s: float | None) -> None:

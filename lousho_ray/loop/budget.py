@@ -70,6 +70,7 @@ class Budget:
         self.limits = limits if limits is not None else Limits()
         self.leads = tuple(leads)
         self.session = session
+        self._limited = session is not None or bool(self.limits.model_fields_set)
         self.ledger = ledger
         self._parent = parent
         self._before = spent_before
@@ -211,6 +212,8 @@ class Budget:
 
     def _reached(self, totals: Mapping[str, Spend], moment: Moment, steps: int = 0, tool_errors: int = 0) -> BudgetBreach | None:
         """The first limit that is reached: of the run, then of its session, then of the runs above it."""
+        if not self._limited:
+            return self._shared(totals)
         total, elapsed_ms = self._own(totals), self.elapsed_ms
         own = check_limits(self.limits, total, elapsed_ms=elapsed_ms, moment=moment, steps=steps, tool_errors=tool_errors)
         if own is not None:

@@ -194,7 +194,7 @@ def _is_pre_outcome(outcome: Any) -> bool:
 
 
 def _having(hooks: Sequence[Any], method: str) -> tuple[tuple[str, Callable[..., Any]], ...]:
-    return tuple((hook.name, getattr(hook, method)) for hook in hooks if callable(getattr(hook, method, None)))
+    return tuple([(hook.name, getattr(hook, method)) for hook in hooks if callable(getattr(hook, method, None))])
 
 
 class HaltedError(PropagatingToolError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Any, Literal, get_args
 from urllib.parse import urlsplit
@@ -105,8 +106,14 @@ class OpenAIProvider(OpenAIClientProvider):
         return Call("/chat/completions", body, chat_result, ChatStream)
 
     def _dialect(self) -> ChatDialect:
-        key = "max_completion_tokens" if self.is_vendor or is_azure(self.base_url) else "max_tokens"
-        return ChatDialect(provider=self.name, max_tokens_key=key, strict_schemas=self.is_vendor, **self.file_rules())
+        return _dialect(self.name, self.base_url, **self.file_rules())
+
+
+@functools.lru_cache(maxsize=64)
+def _dialect(provider: str, base_url: str | None, **files: Any) -> ChatDialect:
+    vendor = is_openai(base_url)
+    key = "max_completion_tokens" if vendor or is_azure(base_url) else "max_tokens"
+    return ChatDialect(provider=provider, max_tokens_key=key, strict_schemas=vendor, **files)
 
 
 def is_openai(base_url: str | None) -> bool:

@@ -87,14 +87,16 @@ class OpenAIClientProvider(HTTPProvider):
             headers["Authorization"] = f"Bearer {self.api_key}"
         elif credentials is not None:
             headers["Authorization"] = credentials
-        return openai.AsyncOpenAI(
+        from lousho_ray.providers.openai_pool import Client, Pool
+
+        return Client(
             api_key=self.api_key or "none",
             base_url=base_url,
             default_query=query,
             max_retries=0,
             timeout=self._timeout(),
             default_headers={**headers, **self.headers},
-            http_client=openai.DefaultAioHttpClient(timeout=self._timeout()),
+            http_client=Pool(timeout=self._timeout()),
         )
 
     def _request_options(self) -> dict[str, Any]:
@@ -104,7 +106,14 @@ class OpenAIClientProvider(HTTPProvider):
         named = any(name.lower() == "authorization" for name in self.headers)
         if not self.api_key and not named and split_userinfo(self.base_url or "")[1] is None:
             headers["Authorization"] = import_client(*_CLIENT).Omit()
-        return {"headers": headers, "params": {}, "max_retries": 0, "timeout": self._timeout(), "security": {"bearer_auth": True}}
+        return {
+            "headers": headers,
+            "params": {},
+            "max_retries": 0,
+            "timeout": self._timeout(),
+            "security": {"bearer_auth": True},
+            "idempotency_key": "",  # sent by nobody, but made anew where there is none
+        }
 
     def _timeout(self) -> Any:
         """Limits the connecting only; all other waits are limited here, with the times of this provider."""

@@ -141,7 +141,7 @@ def arguments_object(arguments: str) -> str:
     """Argument text to send back: itself when it is a JSON object, else `{}`. Servers refuse every later request of a
     conversation that holds anything else."""
     try:
-        value = json.loads(arguments, parse_constant=_refuse_constant)
+        value = _decode_json(arguments)
     except (ValueError, RecursionError):
         return "{}"
     return clean_text(arguments) if isinstance(value, dict) else "{}"
@@ -149,6 +149,9 @@ def arguments_object(arguments: str) -> str:
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
+
+
+_decode_json = json.JSONDecoder(parse_constant=_refuse_constant).decode
 
 
 def wire_id(call_id: str, max_chars: int = 64) -> str:

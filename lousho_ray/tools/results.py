@@ -71,9 +71,12 @@ def encode_result(value: Any) -> EncodedResult:
     return EncodedResult(to_json(shown), safe, tuple(encoder.images))
 
 
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
 def to_json(value: Any) -> str:
     """Compact JSON text of a JSON-safe value."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return _encode(value)
 
 
 class _Encoder:
