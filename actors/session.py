@@ -10,9 +10,9 @@ from typing import Any
 import ray
 
 from lousho_ray.actors.shipping import Shipment, Warehouse
-from lousho_ray.actors.store import StoreReference
+from lousho_ray.actors.store import RemoteStore, StoreReference
 from lousho_ray.cancellation import AbortReason
-from lousho_ray.durable import StoreParts, store_parts
+from lousho_ray.durable import Sources, StoreParts
 from lousho_ray.errors import AgentExecutionError
 from lousho_ray.events import Event
 from lousho_ray.handle import LocalRun
@@ -48,16 +48,24 @@ QUESTIONS = frozenset({"load", "pending", "approval", "discard_pending", "clear"
 
 @dataclass(frozen=True, slots=True)
 class SessionKey:
-    """Names a session: its id in a store, or in memory that belongs to one handle (`private`). `parts` are those the store has."""
+    """Names a session: its id in the store of its transcript, or in memory that belongs to one handle (`private`)."""
 
     session_id: str
-    store: StoreReference | None = None
+    sessions: StoreReference | None = None
     private: str | None = None
-    parts: tuple[str, ...] = ()
+    checkpoints: StoreReference | None = None
+    approvals: StoreReference | None = None
 
     @property
     def text(self) -> str:
-        return f"{self.store.name if self.store is not None else self.private}/{self.session_id}"
+        return f"{self.sessions.name if self.sessions is not None else self.private}/{self.session_id}"
+
+    @property
+    def place(self) -> str:
+        """Names where the session's parts are."""
+        if self.sessions is None:
+            return self.private or ""
+        return "|".join("" if part is None else part.name for part in (self.sessions, self.checkpoints, self.approvals))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +89,7 @@ class SessionActor:
         self._warehouse = Warehouse()
         self._lines = SessionLines()
         self._stores: dict[str, StoreParts] = {}
+        self._remotes: dict[str, RemoteStore] = {}
         self._turns: dict[str, _Turn] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._one_spawner: Spawner | None = None
@@ -158,11 +167,18 @@ class SessionActor:
         return SessionHost(definition, key.session_id, parts, line, lambda: spawner)
 
     def _parts(self, key: SessionKey) -> StoreParts:
-        """The store's parts that the user's store has; what it lacks is kept in this process."""
-        name = key.store.name if key.store is not None else key.private or ""
-        if name not in self._stores:
-            self._stores[name] = store_parts(None if key.store is None else key.store.connect(), InMemoryApprovalStore())
-        return self._stores[name]
+        """The parts of the user's stores; what they lack is kept in this process."""
+        if key.place not in self._stores:
+            references = (key.sessions, key.checkpoints, key.approvals)
+            sources = Sources(*(None if reference is None else self._remote(reference) for reference in references))
+            self._stores[key.place] = sources.parts(InMemoryApprovalStore())
+        return self._stores[key.place]
+
+    def _remote(self, reference: StoreReference) -> RemoteStore:
+        """One client a store: sessions of the same store share a line, whatever their other parts."""
+        if reference.name not in self._remotes:
+            self._remotes[reference.name] = reference.connect()
+        return self._remotes[reference.name]
 
     def _turn(self, run_id: str) -> _Turn:
         turn = self._turns.get(run_id)

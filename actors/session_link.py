@@ -151,7 +151,7 @@ class HostedLink:
     @property
     def durable(self) -> bool:
         """Whether the session's turns are checkpointed."""
-        return self._key is not None and "checkpoints" in self._key.parts
+        return self._key is not None and self._key.checkpoints is not None
 
     @property
     def what(self) -> str:

@@ -16,14 +16,13 @@ from lousho_ray.call_options import call_options
 from lousho_ray.context.compaction import check_compaction
 from lousho_ray.context.strategies import summarizers_of
 from lousho_ray.definition import AgentDefinition
-from lousho_ray.durable import StoredPauses, StoreParts, sessions_of, store_parts
+from lousho_ray.durable import Sources, StoredPauses, StoreParts
 from lousho_ray.durable_runs import RunLink
 from lousho_ray.errors import ConfigurationError
 from lousho_ray.events import Event
 from lousho_ray.handle import AgentRun, Input, LocalRun, settle
 from lousho_ray.ids import check_run_id, check_session_id, is_session_id, new_id, new_session_id
 from lousho_ray.limits.limiter import RateLimiter
-from lousho_ray.local_link import LocalLink
 from lousho_ray.loop.checkpoint import RunFacts
 from lousho_ray.loop.emitter import Emitter, Stamp
 from lousho_ray.loop.input import as_messages
@@ -40,8 +39,8 @@ from lousho_ray.ports import ApprovalStore, Observer
 from lousho_ray.run_forks import RunFork, fork_run
 from lousho_ray.session import TURN_POLICIES, ResumeRequest, SessionLink, TurnRequest
 from lousho_ray.session_handle import Session
-from lousho_ray.session_host import SessionHost
 from lousho_ray.stores.memory import InMemoryApprovalStore, MemorySessionStore
+from lousho_ray.stores.parts import check_part, part_of
 from lousho_ray.subagents import Spawner, open_with_subagents
 from lousho_ray.sync_calls import need_loop, sync_events
 from lousho_ray.turns import SessionLines, TurnLine
@@ -60,15 +59,15 @@ class Runtime(Protocol):
         """Runs sub-agents. Starts nothing before the first of them."""
         ...
 
-    def session(self, definition: AgentDefinition, session_id: str, store: Any, approvals: ApprovalStore) -> SessionLink:
+    def session(self, definition: AgentDefinition, session_id: str, sources: Sources, approvals: ApprovalStore) -> SessionLink:
         """The link to a session; starts nothing before its first call.
 
-        `store` is a store, a session store, or `None`; `approvals` is where pauses go when it has no part for them.
+        `sources` are its stores, `approvals` is where pauses go when there is none for them.
         """
         ...
 
-    async def reach(self, store: Any) -> Any:
-        """A store as this process reaches it: itself, or what stands for it on the cluster."""
+    async def reach(self, store: Any, part: str = "sessions") -> Any:
+        """A store as this process reaches it: itself, or what stands for it on the cluster. It may be a `part` by itself."""
         ...
 
     async def share(self, limiter: RateLimiter) -> None:
@@ -83,7 +82,7 @@ class Agent(Generic[T]):
         self._definition = definition
         self._options = options
         self._runtime_name: RuntimeName = runtime
-        self._own_approvals: ApprovalStore = definition.approval_store or InMemoryApprovalStore()
+        self._own_approvals: ApprovalStore = InMemoryApprovalStore()
         self._approvals: Approvals[T] = Approvals(self._approval_store, self._place_of)
 
     @property
@@ -148,24 +147,29 @@ class Agent(Generic[T]):
 
         Args:
             id: 1 to 128 of `A-Z a-z 0-9 _ -`; a new UUID by default.
-            **options: `store` (a `SessionStore`, or an object with `sessions`; default the agent's, else a new one in memory);
-                `turn_policy`: what a call does while a turn runs: `"wait"` (default), `"queue"` or `"steer"`; `limits` on what all
-                turns together may spend, beside the agent's on each turn; `compaction`, in place of the agent's (`False` turns it
-                off); and `permission_mode`, in place of the agent's until `set_permission_mode()`.
+            **options: `store` (a store, or a `SessionStore`) and `checkpoint_store` (a store, or a `CheckpointStore`), which win
+                part by part over the agent's; without any the session is in memory. `turn_policy`: what a call does while a turn
+                runs: `"wait"` (default), `"queue"` or `"steer"`. `limits` on what all turns together may spend, beside the agent's
+                on each turn. `compaction` in place of the agent's (`False` turns it off); and `permission_mode`, in place of the
+                agent's until `set_permission_mode()`.
         """
-        known = {"store", "turn_policy", "limits", "compaction", "permission_mode"}
+        known = {"store", "checkpoint_store", "turn_policy", "limits", "compaction", "permission_mode"}
         for name in options:
             if name not in known:
                 raise unknown_keyword(name, known | ({"id"} & SESSION_KEYWORDS), "agent.session()")
         policy: Any = check_choice(options.get("turn_policy") or "wait", "turn_policy", TURN_POLICIES)
-        store = next((item for item in (options.get("store"), self._definition.store) if sessions_of(item) is not None), None)
+        stores = {"store": "sessions", "checkpoint_store": "checkpoints"}
+        for name, part in stores.items():
+            if options.get(name) is not None:
+                check_part(options[name], part, name)
+        sources = Sources.chosen(self._definition, options.get("store"), options.get("checkpoint_store"))
         session_id = new_session_id() if id is None else check_session_id(id, "id")
         definition = self._definition
         if options.get("compaction") is not None:
             definition = replace(definition, compaction=check_compaction(options["compaction"]))
         if options.get("limits") is not None:
             definition = replace(definition, session_limits=parse_options(Limits, options["limits"]))
-        link = self.runtime().session(definition, session_id, store, self._own_approvals)
+        link = self.runtime().session(definition, session_id, sources, self._own_approvals)
         link.mode = check_mode(options["permission_mode"]) if options.get("permission_mode") is not None else None
         return Session(definition, session_id, policy, link, self._approvals)
 
@@ -282,7 +286,8 @@ class Agent(Generic[T]):
             )
 
         async def parts() -> StoreParts:
-            return store_parts(await self.runtime().reach(store), self._own_approvals)
+            reached = Sources(*[await self.runtime().reach(store)] * 2)
+            return replace(reached.parts(self._own_approvals), approvals=await self._approval_store())
 
         return RunLink(self._definition, id, parts, _run_lines().of(store, id), self.runtime().spawner)
 
@@ -298,7 +303,7 @@ class Agent(Generic[T]):
         emitter = Emitter(Stamp(turn.run_id), sinks, drain=turn.log.drain if observed else None)
         facts = RunFacts(self.name, None, call.principal, call.metadata)
         context = RunContext(turn.run_id, messages, emitter, turn.signal, inbox=turn.inbox, call=call)
-        context.pauses = StoredPauses(self._own_approvals, facts, ttl_ms=self._definition.approval_ttl_ms)
+        context.pauses = StoredPauses(self._approval_store, facts, self._definition)
         context.approve_in_code, context.started = not observed, turn.called_at
         try:
             spawner = self.runtime().spawner() if self._definition.subagents else None
@@ -312,12 +317,11 @@ class Agent(Generic[T]):
         return await run(state, deps)
 
     async def _approval_store(self) -> ApprovalStore:
-        """Where pauses of other processes are found: the agent's own approval store, else the store's part."""
-        store = self._definition.store
-        part = None if store is None or self._definition.approval_store is not None else getattr(store, "approvals", None)
-        if part is None:
+        """Where the pauses of this agent are, of other processes, too: its approval store, else the store's part, else memory."""
+        source = Sources.chosen(self._definition).approvals
+        if source is None:
             return self._own_approvals
-        reached: ApprovalStore = (await self.runtime().reach(store)).approvals
+        reached: ApprovalStore = part_of(await self.runtime().reach(source, "approvals"), "approvals")
         return reached
 
     def _place_of(self, snapshot: Mapping[str, Any]) -> PausedPlace:
@@ -328,14 +332,13 @@ class Agent(Generic[T]):
             return self._observed(self._durable_run(snapshot["sessionId"]))
         return self._observed(self._here())
 
-    def _here(self) -> LocalLink:
+    def _here(self) -> RunLink:
         """Continues paused runs of plain sends, in this process."""
-        parts = StoreParts(MemorySessionStore(), None, self._own_approvals)
 
-        def link(id: str) -> LocalLink:
-            return LocalLink(SessionHost(self._definition, id, parts, TurnLine(), self.runtime().spawner, anonymous=True), link)
+        async def parts() -> StoreParts:
+            return StoreParts(MemorySessionStore(), None, await self._approval_store())
 
-        return link("run")
+        return RunLink(self._definition, "run", parts, TurnLine(), self.runtime().spawner, anonymous=True)
 
     def _observers(self, principal: Any = None) -> list[Observer]:
         return [*observers_of(self._definition.on_event), *audits(self._definition, principal)]

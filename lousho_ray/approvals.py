@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
@@ -85,10 +85,27 @@ class Approvals(Generic[T]):
         """A run of this agent object paused."""
         self._made[approval_id] = link
 
-    async def list(self) -> list[PendingApproval]:
-        """The open pauses that this agent object made in this process, oldest first."""
-        found = [(await self.get(approval_id)) for approval_id in tuple(self._made)]
-        return sorted((pending for pending in found if pending is not None), key=lambda pending: pending.created_at)
+    async def list(self, *, all: bool = False) -> list[PendingApproval]:
+        """The open pauses that this agent object made in this process, oldest first.
+
+        Args:
+            all: Every open pause in the agent's store, whichever process and agent made it.
+
+        Raises:
+            ConfigurationError: The approval store cannot list its pauses (it has no `list_pending()`).
+        """
+        found = {approval_id: await self.get(approval_id) for approval_id in tuple(self._made)}
+        if check_bool(all, "all"):
+            found |= {record["id"]: PendingApproval.of(record) for record in await self._stored()}
+        return sorted((pending for pending in found.values() if pending is not None), key=lambda pending: pending.created_at)
+
+    async def _stored(self) -> Sequence[Mapping[str, Any]]:
+        store: Any = await self._store()
+        if not hasattr(store, "list_pending"):
+            text = "The approval store has no list_pending(): it gives one pause by its id only. The built-in stores have it."
+            raise ConfigurationError(text, field="all")
+        found: Sequence[Mapping[str, Any]] = await store.list_pending(limit=None)
+        return found
 
     async def get(self, id: str) -> PendingApproval | None:
         """An open pause, or `None`."""

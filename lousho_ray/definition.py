@@ -57,6 +57,7 @@ class AgentDefinition:
     output: OutputContract | None = None
     output_prompt: bool | Literal["auto"] = "auto"
     session_wait_ms: float = 30_000
+    store_timeout_ms: float = 30_000
     session_limits: Limits | None = None
     permissions: tuple[PermissionRule, ...] = ()
     permission_mode: Any = "default"

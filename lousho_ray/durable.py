@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,8 @@ from lousho_ray.messages import Message, ToolCall, decode_bytes, encode_bytes, u
 from lousho_ray.ports import ApprovalStore, CheckpointStore, SessionStore
 from lousho_ray.stores.durable_turns import DurableTurns, turns_of
 from lousho_ray.stores.memory import MemorySessionStore
+from lousho_ray.stores.parts import has_parts, part_of
+from lousho_ray.stores.saving import save_in_time
 from lousho_ray.tools.registry import find_tool
 
 
@@ -30,22 +32,40 @@ class StoreParts:
     """Both ends of a turn in one step each, where the store has that."""
 
 
-def sessions_of(store: Any) -> SessionStore | None:
-    """The session part of a store: the object's `sessions`, or the object itself when it is one."""
-    if store is None:
-        return None
-    part = getattr(store, "sessions", store)
-    return part if part is None or hasattr(part, "load") else None
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Which object each part of a session is taken from: a store, or a part by itself.
+
+    `None` means: transcripts and pauses in memory, and no checkpoints.
+    """
+
+    sessions: Any = None
+    checkpoints: Any = None
+    approvals: Any = None
+
+    @classmethod
+    def chosen(cls, definition: AgentDefinition, store: Any = None, checkpoint_store: Any = None) -> Sources:
+        """Part by part: what a session was given, else the agent's."""
+        whole = store if has_parts(store) else None
+        return cls(
+            _first("sessions", store, definition.store),
+            _first("checkpoints", checkpoint_store, whole, definition.store),
+            _first("approvals", whole, definition.approval_store, definition.store),
+        )
+
+    def parts(self, approvals: ApprovalStore) -> StoreParts:
+        """The parts themselves, in this process."""
+        sessions, pauses = part_of(self.sessions, "sessions"), part_of(self.approvals, "approvals")
+        return StoreParts(
+            MemorySessionStore() if sessions is None else sessions,
+            part_of(self.checkpoints, "checkpoints"),
+            approvals if pauses is None else pauses,
+            turns_of(self.sessions) if self.sessions is self.checkpoints else None,
+        )
 
 
-def store_parts(store: Any, approvals: ApprovalStore) -> StoreParts:
-    """The parts a session uses: each of the store's own, else a transcript and pauses in memory, and no checkpoints."""
-    return StoreParts(
-        sessions_of(store) or MemorySessionStore(),
-        getattr(store, "checkpoints", None),
-        getattr(store, "approvals", None) or approvals,
-        turns_of(store),
-    )
+def _first(name: str, *sources: Any) -> Any:
+    return next((source for source in sources if part_of(source, name) is not None), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,21 +90,22 @@ class PendingTurn:
 
 
 class StoredPauses:
-    """Writes pauses into an approval store."""
+    """Writes pauses into an approval store, which is only reached when there is one to write."""
 
     def __init__(
         self,
-        store: ApprovalStore,
+        store: Callable[[], Awaitable[ApprovalStore]],
         facts: RunFacts,
+        definition: AgentDefinition,
         *,
         key: str | None = None,
-        ttl_ms: float | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._store = store
         self._facts = facts
         self._key = key
-        self._ttl_ms = ttl_ms
+        self._ttl_ms = definition.approval_ttl_ms
+        self._timeout_ms = definition.store_timeout_ms
         self._clock = clock
 
     async def open(self, state: RunState, ask: Ask, waiting: tuple[Message, ...]) -> Mapping[str, Any]:
@@ -109,7 +130,8 @@ class StoredPauses:
             pending["question"] = dict(ask.question)
         if self._facts.principal is not None:
             pending["principal"] = encode_bytes(self._facts.principal)
-        await self._store.save(pending, self._snapshot(state, ask, waiting))
+        store, snapshot = await self._store(), self._snapshot(state, ask, waiting)
+        await save_in_time(lambda: store.save(pending, snapshot), self._timeout_ms, f"Approval '{pending['id']}'")
         return pending
 
     def _snapshot(self, state: RunState, ask: Ask, waiting: tuple[Message, ...]) -> dict[str, Any]:

@@ -35,7 +35,10 @@ from lousho_ray.turns import Place, TurnLine
 
 
 class RunLink:
-    """Starts the runs of one id, one at a time. Nothing is opened before the first of them."""
+    """Starts the runs of one id, one at a time. Nothing is opened before the first of them.
+
+    `anonymous` is for the paused run of a plain `send()`, whose tools see no session.
+    """
 
     def __init__(
         self,
@@ -44,7 +47,10 @@ class RunLink:
         parts: Callable[[], Awaitable[StoreParts]],
         line: TurnLine[LocalRun],
         spawner: Callable[[], Spawner],
+        *,
+        anonymous: bool = False,
     ) -> None:
+        self._anonymous = anonymous
         self._definition = definition
         self._id = id
         self._parts = parts
@@ -52,10 +58,11 @@ class RunLink:
         self._spawner = spawner
 
     def start(self, request: Request, observers: Sequence[Observer]) -> LocalRun:
-        """Starts a run. Its result raises `LOUSHO_SESSION_BUSY` while another one of this id is going on."""
+        """Starts a run. Its result raises `LOUSHO_SESSION_BUSY` while another one of this id is going on; a decision waits for it,
+        to find that somebody else was first."""
         turn = LocalRun(request.run_id)
         emitter = run_emitter(turn, observers, observed=request.observed)
-        if self._line.idle:
+        if self._line.idle or isinstance(request, DecisionRequest):
             turn.start(self._run(turn, self._line.enter(turn), request, emitter))
         else:
             turn.start(reported(_busy(self._id), emitter))
@@ -71,7 +78,8 @@ class RunLink:
         except BaseException:
             place.leave()
             raise
-        return await RunHost(self._definition, self._id, parts, self._line, self._spawner).run(turn, place, request, emitter)
+        host = RunHost(self._definition, self._id, parts, self._line, self._spawner, anonymous=self._anonymous)
+        return await host.run(turn, place, request, emitter)
 
 
 class RunHost(SessionHost):

@@ -161,17 +161,9 @@ AGENT_KEYWORDS = frozenset(
         *("tool_search", "code_mode", "store", "approval_store", "approve", "approval_ttl_ms", "ask_question", "permissions"),
         *("permission_mode", "on_permission_decision", "on_permission_mode_change", "guardrails", "memory", "project_instructions"),
         *("retry", "fallback_models", "rate_limit", "reasoning", "prompt_caching", "hooks", "compaction", "mcp_servers", "output"),
-        *("output_validate", "output_prompt", "abort_grace_ms", "session_wait_ms", "spill_tool_results", "on_run_end"),
-        *(
-            "max_tool_result_chars",
-            "on_agent_drift",
-            "on_event",
-            "on_run_end",
-            "exporter",
-            "capture_content",
-            "redact_content",
-            "runtime",
-        ),
+        *("output_validate", "output_prompt", "abort_grace_ms", "session_wait_ms", "store_timeout_ms", "spill_tool_results"),
+        *("max_tool_result_chars", "on_agent_drift", "on_event", "on_run_end", "exporter", "capture_content", "redact_content"),
+        "runtime",
     }
 )
 """The documented keywords of `create_agent()`."""

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from lousho_ray.agent import Runtime, RuntimeName
 from lousho_ray.definition import AgentDefinition
-from lousho_ray.durable import StoreParts, store_parts
+from lousho_ray.durable import Sources, StoreParts
 from lousho_ray.errors import ConfigurationError
 from lousho_ray.ids import new_id
 from lousho_ray.limits.budget import LocalLedger
@@ -18,11 +18,11 @@ from lousho_ray.local_link import LocalLink
 from lousho_ray.ports import Ledger
 from lousho_ray.session import SessionLink
 from lousho_ray.session_host import SessionHost
+from lousho_ray.stores.parts import Parts, has_parts
 from lousho_ray.subagents import LocalSpawner, Spawner
 from lousho_ray.turns import SessionLines
 
 LIMITERS = "lousho-limiters"
-PARTS = ("sessions", "checkpoints", "approvals")
 
 
 class LocalRuntime:
@@ -37,14 +37,14 @@ class LocalRuntime:
         """Children of one top-level run share a ledger of their own."""
         return LocalSpawner(LocalLedger())
 
-    def session(self, definition: AgentDefinition, session_id: str, store: Any, approvals: Any) -> SessionLink:
-        return self._link(definition, store_parts(store, approvals), session_id)
+    def session(self, definition: AgentDefinition, session_id: str, sources: Sources, approvals: Any) -> SessionLink:
+        return self._link(definition, sources.parts(approvals), session_id)
 
     def _link(self, definition: AgentDefinition, parts: StoreParts, id: str) -> LocalLink:
         host = SessionHost(definition, id, parts, self._lines.of(parts.sessions, id), self.spawner)
         return LocalLink(host, partial(self._link, definition, parts))
 
-    async def reach(self, store: Any) -> Any:
+    async def reach(self, store: Any, part: str = "sessions") -> Any:
         return store
 
     async def share(self, limiter: RateLimiter) -> None:
@@ -64,17 +64,19 @@ class RayRuntime:
         spawner: Spawner = self._on_this_loop()[1]
         return spawner
 
-    def session(self, definition: AgentDefinition, session_id: str, store: Any, approvals: Any) -> SessionLink:
+    def session(self, definition: AgentDefinition, session_id: str, sources: Sources, approvals: Any) -> SessionLink:
         from lousho_ray.actors.session import SessionKey
         from lousho_ray.actors.session_link import HostedLink
 
-        private = None if store is not None else new_id("memory-")
+        private = None if sources.sessions is not None else new_id("memory-")
+
+        async def reference(source: Any, part: str) -> Any:
+            return None if source is None else await asyncio.to_thread(self._reference, source, part)
 
         async def key() -> SessionKey:
-            reference = None if store is None else await asyncio.to_thread(self._reference, store)
-            return SessionKey(
-                session_id, reference, private, tuple(part for part in PARTS if getattr(store, part, None) is not None)
-            )
+            sessions = await reference(sources.sessions, "sessions")
+            checkpoints = await reference(sources.checkpoints, "checkpoints")
+            return SessionKey(session_id, sessions, private, checkpoints, await reference(sources.approvals, "approvals"))
 
         def host(key: SessionKey) -> Any:
             if definition.subagents:
@@ -85,12 +87,12 @@ class RayRuntime:
 
         return HostedLink(definition, key, self._on_this_loop, host)
 
-    async def reach(self, store: Any) -> Any:
+    async def reach(self, store: Any, part: str = "sessions") -> Any:
         """The store behind its actor."""
         from lousho_ray.actors.cluster import attached
 
         await attached()
-        return (await asyncio.to_thread(self._reference, store)).connect()
+        return (await asyncio.to_thread(self._reference, store, part)).connect()
 
     async def share(self, limiter: RateLimiter) -> None:
         """Moves a limiter to the cluster's limiter actor, where every job finds it by its name."""
@@ -112,8 +114,8 @@ class RayRuntime:
             state = self._loops[loop] = (shipper, RaySpawner(shipper, _ledger, _worker_actors))
         return state
 
-    def _reference(self, store: Any) -> Any:
-        """Where a store is reached on the cluster; the same for the same object."""
+    def _reference(self, store: Any, part: str) -> Any:
+        """Where a store (or a part by itself) is reached on the cluster; the same for the same object."""
         from lousho_ray.actors.store import RemoteStore, StoreReference
         from lousho_ray.stores.location import StoreLocation
 
@@ -127,7 +129,7 @@ class RayRuntime:
             reference = StoreReference.of_location(location, store)
         else:
             try:
-                reference = StoreReference.of_object(store, new_id())
+                reference = StoreReference.of_object(store if has_parts(store) else Parts(**{part: store}), new_id())
                 # Started here and not by the session actor that is the first to need it: it must not end with that.
                 reference.actor()
             except Exception as error:

@@ -379,7 +379,7 @@ class SessionHost(SessionRecords):
 
     def _recorder(self, key: str, facts: RunFacts, saved: Mapping[str, Any] | None = None) -> Recorder | None:
         store = self._parts.checkpoints
-        return None if store is None else Recorder(store, key, facts, saved=saved)
+        return None if store is None else Recorder(store, key, facts, saved=saved, timeout_ms=self._definition.store_timeout_ms)
 
     def _context(self, turn: LocalRun, emitter: Emitter, facts: RunFacts, recorder: Recorder | None) -> RunContext:
         key = None if recorder is None else recorder.key
@@ -393,5 +393,5 @@ class SessionHost(SessionRecords):
             session_id=self._name,
             clock=self._clock,
             recorder=recorder,
-            pauses=StoredPauses(self._parts.approvals, facts, key=key, ttl_ms=self._definition.approval_ttl_ms, clock=self._clock),
+            pauses=StoredPauses(self.approvals, facts, self._definition, key=key, clock=self._clock),
         )

@@ -13,6 +13,7 @@ from lousho_ray.errors import LoushoError
 from lousho_ray.handle import LocalRun
 from lousho_ray.ids import new_id
 from lousho_ray.messages import Message
+from lousho_ray.ports import ApprovalStore
 from lousho_ray.stores.entries import turn_key, turn_prefix
 from lousho_ray.turn_lease import TurnLease
 from lousho_ray.turns import TurnLine
@@ -36,6 +37,10 @@ class SessionRecords:
     async def pending(self) -> PendingTurn | None:
         saved = await self._saved_turn()
         return None if saved is None or saved[1].get("status") == "finished" else PendingTurn.of(saved[1])
+
+    async def approvals(self) -> ApprovalStore:
+        """Where its pauses are."""
+        return self._parts.approvals
 
     async def approval(self, approval_id: str) -> Mapping[str, Any] | None:
         record = await self._parts.approvals.load(approval_id)
@@ -98,6 +103,14 @@ class SessionRecords:
         return None if saved is None else (key, saved)
 
     def _lease(self, run_id: str, abort: AbortSignal) -> TurnLease:
-        wait_ms = self._definition.session_wait_ms
-        turns = self._parts.turns
-        return TurnLease(self._parts.sessions, self._id, run_id, abort, wait_ms=wait_ms, clock=self._clock, turns=turns)
+        definition, parts = self._definition, self._parts
+        return TurnLease(
+            parts.sessions,
+            self._id,
+            run_id,
+            abort,
+            wait_ms=definition.session_wait_ms,
+            save_ms=definition.store_timeout_ms,
+            clock=self._clock,
+            turns=parts.turns,
+        )

@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from lousho_ray.cancellation import AbortSignal
@@ -22,6 +23,7 @@ from lousho_ray.messages import Message
 from lousho_ray.ports import CheckpointStore, SessionStore
 from lousho_ray.stores.durable_turns import DurableTurns
 from lousho_ray.stores.entries import turn_key
+from lousho_ray.stores.saving import SAVE_TIMEOUT_MS, save_in_time
 
 log = logging.getLogger("lousho_ray")
 
@@ -40,6 +42,7 @@ class TurnLease:
         run_id: The turn's run, by which others know its lease.
         abort: Fires to end the wait; it is fired when the lease is lost.
         wait_ms: How long to wait for another process's turn.
+        save_ms: How long one attempt to save the transcript may take.
         turns: Both ends of a turn in one step each, where the store has that.
 
     Raises:
@@ -54,6 +57,7 @@ class TurnLease:
         abort: AbortSignal,
         *,
         wait_ms: float = LEASE_MS,
+        save_ms: float = SAVE_TIMEOUT_MS,
         clock: Clock = SYSTEM_CLOCK,
         turns: DurableTurns | None = None,
     ) -> None:
@@ -61,6 +65,7 @@ class TurnLease:
         self._id = session_id
         self._abort = abort
         self._wait_ms = wait_ms
+        self._save_ms = save_ms
         self._clock = clock
         self._turns = turns
         self._holder = f"{_this_process(os.getpid())}/{run_id}"
@@ -121,7 +126,10 @@ class TurnLease:
         fence, self._fence = self._fence, None  # nobody renews it from here on
         end = self._turns.end
         try:
-            await end(self._id, messages, holder=self._holder, fence=fence, checkpoint=recorder.key, shortened=shortened)
+            ending = partial(
+                end, self._id, messages, holder=self._holder, fence=fence, checkpoint=recorder.key, shortened=shortened
+            )
+            await save_in_time(ending, self._save_ms, f"Session '{self._id}'")
         except BaseException:
             self._fence = fence
             raise
@@ -133,10 +141,8 @@ class TurnLease:
         Raises:
             StorageError: `LOUSHO_STORAGE_FAILED`: somebody else has taken the session over meanwhile, or the store failed.
         """
-        if self._fence is None:
-            await self._sessions.save(self._id, messages)
-            return
-        await self._sessions.save(self._id, messages, fence=self._fence)
+        fence = {} if self._fence is None else {"fence": self._fence}
+        await save_in_time(lambda: self._sessions.save(self._id, messages, **fence), self._save_ms, f"Session '{self._id}'")
 
     async def _claim(self) -> None:
         deadline, pause = self._clock.now() + self._wait_ms / 1000, FIRST_RETRY_S

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from threading import RLock
 from types import TracebackType
 from typing import Any, TypeVar
@@ -75,6 +76,41 @@ _REQUIRED: dict[str, tuple[str, ...]] = {
     "checkpoints": ("save", "load", "delete"),
     "approvals": ("save", "load", "resolve"),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A store made of single parts."""
+
+    sessions: Any = None
+    checkpoints: Any = None
+    approvals: Any = None
+
+
+def has_parts(source: object) -> bool:
+    """Whether an object is a store, and not a part of one."""
+    return any(getattr(source, name, None) is not None for name in _REQUIRED)
+
+
+def part_of(source: Any, name: str) -> Any:
+    """A part of a store, or the object itself when it is such a part; `None` when it is neither."""
+    if has_parts(source):
+        return getattr(source, name, None)
+    return source if all(callable(getattr(source, method, None)) for method in _REQUIRED[name]) else None
+
+
+def check_part(source: object, name: str, field: str) -> None:
+    """Checks that an object is a store with that part, or such a part.
+
+    Raises:
+        ConfigurationError: `LOUSHO_CONFIG_INVALID`.
+    """
+    if has_parts(source):
+        check_store(source, field)
+    if part_of(source, name) is None:
+        methods = ", ".join(f"{method}()" for method in _REQUIRED[name])
+        text = f"{field} is a {type(source).__name__}; pass a store with '{name}' (memory_store()), or an object with {methods}."
+        raise ConfigurationError(text, field=field)
 
 
 def check_store(store: object, field: str = "store") -> None:

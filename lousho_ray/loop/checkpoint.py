@@ -18,6 +18,7 @@ from lousho_ray.loop.state import Decision, RunState, Status
 from lousho_ray.messages import ImagePart, Message, decode_bytes, encode_bytes, user
 from lousho_ray.ports import CheckpointStore
 from lousho_ray.stores.json_form import FixedJson
+from lousho_ray.stores.saving import SAVE_TIMEOUT_MS, save_in_time
 from lousho_ray.usage import ProviderUsage, StepUsage, Usage
 
 
@@ -103,11 +104,19 @@ def thaw(data: Mapping[str, Any], run_id: str) -> tuple[RunState, list[Message]]
 class Recorder:
     """Keeps the checkpoint of one run.
 
-    `saved` is the record that an earlier process left of it. Once the run has paused or finished, nothing more is saved in
-    progress: input that was queued too late must not bring the run back to life.
+    `saved` is the record that an earlier process left of it; `timeout_ms` bounds each attempt of a save. Once the run has paused or
+    finished, nothing more is saved in progress: input that was queued too late must not bring the run back to life.
     """
 
-    def __init__(self, store: CheckpointStore, key: str, facts: RunFacts, *, saved: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        store: CheckpointStore,
+        key: str,
+        facts: RunFacts,
+        *,
+        saved: Mapping[str, Any] | None = None,
+        timeout_ms: float = SAVE_TIMEOUT_MS,
+    ) -> None:
         self.key = key
         self.facts = facts
         self.decisions: dict[str, Decision] = {}
@@ -115,6 +124,7 @@ class Recorder:
         self._noting: set[asyncio.Task[None]] = set()
         self._attempts: int = (saved or {}).get("attempts", 0)
         self._store = store
+        self._timeout_ms = timeout_ms
         self._revision: int = (saved or {}).get("revision", 0)
         self._over = False
         self._lock = asyncio.Lock()
@@ -205,7 +215,8 @@ class Recorder:
 
     async def _write(self, record: dict[str, Any]) -> None:
         self._revision += 1
-        await self._store.save({**record, "revision": self._revision})
+        numbered = {**record, "revision": self._revision}
+        await save_in_time(lambda: self._store.save(numbered), self._timeout_ms, f"Checkpoint '{self.key}'")
         self._last = record
 
     def _record(self, state: RunState, waiting: tuple[Message, ...]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import pytest
 import ray
 
 from lousho_ray import MemorySessionStore, SqliteStore, create_agent
+from lousho_ray.stores.parts import Parts
 from tests.ray.processes import eventually, session_actors
 from tests.unit.loop_support import check_transcript, shape
 from tests.unit.test_turn_policy_matrix import CELLS, Model, seen, tools_of
@@ -78,7 +79,7 @@ async def test_a_steering_call_on_ray(moment: str, outcome: str, tmp_path: Path)
     file = SqliteStore(tmp_path / "s.db")
     store: Any = file
     if moment != "while paused, durable":
-        store = type("Store", (), {"sessions": MemorySessionStore(), "checkpoints": None, "approvals": None})()
+        store = Parts(MemorySessionStore())
     agent = create_agent(provider=Model(remote), tools=tools_of(remote), store=store, tool_concurrency=1, runtime="ray")
     run = agent.session("s").stream("a")
     if moment.startswith("while paused"):

@@ -372,6 +372,21 @@ async def test_forks_that_cannot_be_made() -> None:
     assert refused.value.field == "patch.append_input"
 
 
+# ------------------------------------------------------------------------------------------------------------------ deciders
+
+
+async def test_of_two_deciders_of_a_durable_run_one_wins() -> None:
+    # APR-18
+    agent = agent_of(calls("guarded"), "Done", tools=[guarded], store=memory_store())
+    paused = await agent.send("Hi", session_id="r")
+    both = (agent.approvals.resolve(paused.approval_id or "", approved=approved) for approved in (True, False))
+    won, lost = await asyncio.gather(*both, return_exceptions=True)
+    assert not isinstance(won, BaseException)
+    assert won.text == "Done"
+    assert isinstance(lost, LoushoError)
+    assert lost.code == "LOUSHO_APPROVAL_NOT_FOUND"
+
+
 # ------------------------------------------------------------------------------------------------------------- business state
 
 

@@ -107,6 +107,7 @@ TESTS: dict[str, dict[str, str]] = {
         "subagents": f"{SUB}the_prompt_lists_the_subagents_and_the_agent_itself_is_not_changed",
         "max_subagent_depth": f"{SUB}the_top_levels_depth_rules_the_whole_tree",
         "store": f"{U}sessions_local.py::test_the_agents_store_is_the_default_and_a_sessions_own_wins",
+        "store_timeout_ms": f"{U}session_stores.py::test_a_save_that_hangs_is_tried_three_times_and_fails_the_turn",
         "session_wait_ms": f"{RULES}a_turn_waits_for_another_process_no_longer_than_session_wait_ms",
         "approval_store": f"{RULES}each_part_of_a_store_is_a_default_of_its_own",
         "permissions": f"{PERMISSIONS}the_first_rule_that_matches_decides",
@@ -144,6 +145,7 @@ TESTS: dict[str, dict[str, str]] = {
     "agent.session": {
         "id": f"{U}sessions_local.py::test_an_id_is_a_uuid_unless_given",
         "store": f"{U}sessions_local.py::test_the_agents_store_is_the_default_and_a_sessions_own_wins",
+        "checkpoint_store": f"{U}session_stores.py::test_each_part_is_taken_from_the_nearest_that_has_it",
         "turn_policy": f"{U}sessions_local.py::test_a_queued_call_joins_the_running_turn",
         "compaction": f"{RULES}a_session_has_its_own_compaction",
         "limits": f"{U}session_limits.py::test_a_session_stops_at_its_limit_and_a_reopened_one_too",

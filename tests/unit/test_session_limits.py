@@ -25,6 +25,7 @@ from lousho_ray.session import DecisionRequest, TurnRequest
 from lousho_ray.session_host import SessionHost
 from lousho_ray.stores.files import file_store
 from lousho_ray.stores.memory import MemorySessionStore, memory_store
+from lousho_ray.stores.parts import Parts
 from lousho_ray.stores.sqlite import SqliteStore
 from lousho_ray.testing.clock import FakeClock
 from lousho_ray.testing.mock_model import mock_model
@@ -62,7 +63,7 @@ def recorded(messages: Any) -> dict[str, Any]:
 
 def sessions_only(sessions: Any) -> Any:
     """A store without checkpoints: turns are not durable."""
-    return type("Store", (), {"sessions": sessions, "checkpoints": None, "approvals": None})()
+    return Parts(sessions)
 
 
 STORES = {
@@ -457,7 +458,7 @@ async def test_an_adopted_turn_counts_once() -> None:
             await super().save(id, messages, **fence)
 
     sessions = Fails()
-    parts = type("Store", (), {"sessions": sessions, "checkpoints": store.checkpoints, "approvals": store.approvals})()
+    parts = Parts(sessions, store.checkpoints, store.approvals)
     session = talking(store=parts).session("s", limits={"max_tokens": 1_000})
     sessions.failing = True
     with pytest.raises(LoushoError, match="down"):
