@@ -246,7 +246,7 @@ async def test_output_without_end_is_bounded_and_does_not_block(tmp_path: Path) 
     result = await shell(LocalWorkspace(tmp_path), "cat /dev/zero & cat /dev/urandom >&2", default_timeout_ms=500)
     assert result["timedOut"] is True
     assert "left out" in result["stdout"]
-    assert len(result["stdout"]) > 5_000
+    assert min(len(result["stdout"]), len(result["stderr"])) > 3_000
     assert len(encode_result(result).text) <= 50_000
 
 

@@ -26,6 +26,7 @@ from lousho_ray.tools.workspace import (
     create_credential_broker,
     create_shell_tool,
 )
+from lousho_ray.tools.workspace import broker as broker_module
 from tests.wire.tls_support import Authority
 from tests.wire.web_support import Answer, DnsClient, Got, NameServer, Site, answer
 
@@ -486,6 +487,22 @@ async def test_leaving_the_broker_ends_its_connections(world: World) -> None:
             while not world.secure.got:
                 await asyncio.sleep(0.005)
     assert await waiting == b""
+
+
+async def test_more_connections_than_are_served_at_once_are_closed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker_module, "MAX_CONNECTIONS", 2)
+    async with world.broker() as broker:
+        port = int(broker.url.rpartition(":")[2])
+        opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        assert await opened[2][0].read() == b""
+        opened[0][1].close()
+        opened[2][1].close()
+        reply = b""
+        async with asyncio.timeout(20):
+            while not reply:  # until it has noticed that one of them left
+                reply = await send(broker, path_form(world))
+        assert reply.endswith(b"secure")
+        opened[1][1].close()
 
 
 async def test_broken_client_is_forgotten(world: World) -> None:

@@ -19,6 +19,9 @@ _FRAMING = frozenset(
     {"host", "content-length", "transfer-encoding", "connection", "te", "trailer", "upgrade", "expect", "keep-alive"}
 )
 
+MAX_CONNECTIONS = 256
+"""Connections that are served at once per listener. More are closed: a program must not use up this process's descriptors."""
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Credentials:
@@ -99,6 +102,9 @@ class CredentialBroker:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             task = asyncio.current_task()
             assert task is not None
+            if len(tasks) >= MAX_CONNECTIONS:
+                writer.close()
+                return
             tasks.add(task)
             task.add_done_callback(tasks.discard)
             # Only `_stop` cancels it; left to asyncio's streams, the cancellation would be logged as an error of theirs.

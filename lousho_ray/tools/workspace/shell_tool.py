@@ -20,6 +20,9 @@ from lousho_ray.tools.workspace.shell import ShellOutput, ShellProvider, command
 MAX_RESULT_CHARS = 50_000
 """The most characters of one result's JSON, both streams together."""
 
+_MARGIN_CHARS = 300
+"""Room for what is not of the streams: the other keys, and the marks of what was left out."""
+
 
 @dataclass(frozen=True, slots=True)
 class ShellTool:
@@ -73,13 +76,15 @@ def _result(output: ShellOutput, limit_ms: float) -> dict[str, Any]:
 
 
 def _fit(result: dict[str, Any]) -> dict[str, Any]:
-    """Shortens the longer stream until the JSON keeps to `MAX_RESULT_CHARS`: cut later, the result would be no JSON."""
+    """Shortens the streams until the JSON keeps to `MAX_RESULT_CHARS`: cut later, the result would be no JSON.
+
+    Counted in JSON, where a control character takes six characters. Each stream may have half of the room at least.
+    """
     while (excess := len(to_json(result)) - MAX_RESULT_CHARS) > 0:
-        key = max(("stdout", "stderr"), key=lambda name: len(result[name]))
-        text = result[key]
-        size = len(to_json(text))
-        # Control characters take six times their length in JSON: what has to go is counted there.
-        keep = int(len(text) * max(0, size - excess - 100) / size)
+        sizes = {key: len(to_json(result[key])) for key in ("stdout", "stderr")}
+        key = max(sizes, key=sizes.__getitem__)
+        text, wanted = result[key], max(sizes[key] - excess, MAX_RESULT_CHARS // 2) - _MARGIN_CHARS
+        keep = len(text) * wanted // sizes[key]
         head = keep * 6 // 10
         result = {**result, key: f"{text[:head]}\n[... left out ...]\n{text[len(text) - (keep - head) :]}"}
     return result
