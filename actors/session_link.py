@@ -29,7 +29,7 @@ from lousho_ray.loop.result import ExecutionResult, final_text
 from lousho_ray.messages import Message
 from lousho_ray.options import Compaction
 from lousho_ray.ports import Observer
-from lousho_ray.session import Request, ResumeRequest, TurnRequest
+from lousho_ray.session import Request, ResumeRequest, TurnRequest, transcript
 from lousho_ray.session_compaction import SessionCompaction
 
 START_TIMEOUT_S = 120.0
@@ -59,6 +59,8 @@ class HostedLink:
         self._actor: Any = None
         self._last_start: concurrent.futures.Future[None] | None = None
         self.mode: Any = None
+        self.seen = 0
+        """How many messages the transcript is known to have had."""
 
     def start(self, request: Request, observers: Sequence[Observer]) -> RunSource:
         turn = HostedTurn(self, request if request.mode is not None else replace(request, mode=self.mode), observers)
@@ -68,6 +70,7 @@ class HostedLink:
 
     async def load(self) -> list[Message]:
         messages: list[Message] = await self._call("load")
+        self.seen = len(messages)
         return messages
 
     async def pending(self) -> PendingTurn | None:
@@ -83,6 +86,7 @@ class HostedLink:
 
     async def clear(self) -> int:
         count: int = await self._call("clear")
+        self.seen = 0
         return count
 
     async def compact(self, options: Compaction) -> tuple[SessionCompaction, list[Message]]:
@@ -93,6 +97,7 @@ class HostedLink:
         made: tuple[SessionCompaction, list[Message]] = await self.ask(
             actor, actor.call.remote(key, shipment, "compact"), timeout_s=None
         )
+        self.seen = len(made[1])
         return made
 
     async def set_mode(self, mode: Any) -> None:
@@ -189,6 +194,7 @@ class HostedTurn:
         self._recovering = asyncio.Lock()
         self._moved = asyncio.Event()
         self._recoveries = 0
+        self._seen = link.seen
 
     def begin(self, after: concurrent.futures.Future[None] | None) -> concurrent.futures.Future[None]:
         """Starts the turn once `after` is done; the future it returns is done when it has. It may be awaited on any event loop."""
@@ -257,6 +263,8 @@ class HostedTurn:
                     continue
             if over:
                 ended: ExecutionResult[Any] = result
+                if ended is not None and ended.finish_reason not in ("aborted", "awaiting-approval"):
+                    self._link.seen = len(transcript(ended))
                 return ended
 
     async def _recover(self, lost: _Home, error: ActorLostError | None) -> _Home:
@@ -289,11 +297,15 @@ class HostedTurn:
         return _Home(await self._link.send(request), request.run_id, resumed)
 
     async def _what_was_saved(self) -> ExecutionResult[Any] | None:
-        """The result of a turn that had been saved before its actor died, as the transcript tells it; `None` when it had not."""
+        """The result of a turn that had been saved before its actor died, as the transcript tells it; `None` when it had not.
+
+        What was there before the turn is not looked at: the same may have been asked before.
+        """
         if not isinstance(self._request, TurnRequest):
             return ExecutionResult(finish_reason="other", run_id=self.run_id)
         messages, asked = [without_spend(message) for message in await self._link.load()], list(self._request.input)
-        for start in range(len(messages) - len(asked), -1, -1):
+        first = self._seen if len(messages) >= self._seen else 0  # a compaction has shortened it
+        for start in range(len(messages) - len(asked), first - 1, -1):
             if messages[start : start + len(asked)] == asked and len(messages) > start + len(asked):
                 return ExecutionResult(
                     text=final_text(messages), messages=messages, new_messages=messages[start:], run_id=self.run_id
@@ -321,7 +333,9 @@ class HostedTurn:
         assert self._result is not None
         if home.resumed and not batch.events:
             # The resume found nothing left behind: either the turn's result is known by now, or the turn is sent again.
-            await asyncio.wait({self._result, self._task(self._moved.wait())}, return_when=asyncio.FIRST_COMPLETED)
+            moved = self._task(self._moved.wait())
+            await asyncio.wait({self._result, moved}, return_when=asyncio.FIRST_COMPLETED)
+            moved.cancel()
             if not self._result.done():
                 return events, False
         failure = await _error_of(self._result)
