@@ -153,6 +153,26 @@ def _version(connection: sqlite3.Connection, path: str, migrations: Sequence[Seq
     return version
 
 
+def identity(path: str) -> tuple[int, int] | None:
+    """Which file is at `path` now; `None` when there is none."""
+    if path == MEMORY:
+        return None
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def gone(path: str) -> StorageError:
+    """The file was taken away while it was open: what is written to it from then on nobody would ever read."""
+    return StorageError(
+        f"The SQLite store {path} was removed or replaced while it was open. Nothing was changed; the next call opens what is "
+        "there then, or begins a new file.",
+        path=path,
+    )
+
+
 def is_busy(error: sqlite3.Error) -> bool:
     """Whether another connection held the lock: worth another try."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF

@@ -23,7 +23,7 @@ from threading import Lock, Thread
 from typing import Any, TypeVar
 
 from lousho_ray.errors import StorageError
-from lousho_ray.stores.sqlite_schema import failure, is_busy, open_database
+from lousho_ray.stores.sqlite_schema import failure, gone, identity, is_busy, open_database
 
 T = TypeVar("T")
 Unit = Callable[[sqlite3.Connection], T]
@@ -134,6 +134,8 @@ class _Owner:
         self.busy_timeout_ms = busy_timeout_ms
         self.queue: SimpleQueue[Job | None] = SimpleQueue()
         self.connection: sqlite3.Connection | None = None
+        self.opened: tuple[int, int] | None = None
+        """The device and number of the open file: another one may come into its place."""
         self.transactions = 0
 
     def serve(self) -> None:
@@ -163,6 +165,9 @@ class _Owner:
         try:
             if self.connection is None:
                 self.connection = open_database(self.path, self.busy_timeout_ms)
+                self.opened = identity(self.path)
+            elif self.opened != identity(self.path):
+                raise gone(self.path)
             return self._perform(self.connection, jobs)
         except Exception as error:
             self._drop_connection()
