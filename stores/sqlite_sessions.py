@@ -28,6 +28,9 @@ _log = logging.getLogger(__name__)
 LARGE_CHARS = 50_000_000
 """A transcript longer than this is warned of once."""
 
+MESSAGE_CHARS = 1_000
+"""What a remembered message counts besides its text: thousands of short ones take room by their objects."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Transcript:
@@ -233,7 +236,7 @@ class SqliteSessions:
 
     def _remember(self, id: str, version: int, transcript: _Transcript) -> None:
         chars = sum(transcript.chars)
-        self._known.put(id, version, transcript, chars)
+        self._known.put(id, version, transcript, chars + MESSAGE_CHARS * len(transcript.messages))
         if chars > LARGE_CHARS and id not in self._warned:
             self._warned.add(id)
             _log.warning("Session '%s' holds %d MB of messages; compaction keeps transcripts short.", id, chars // 1_000_000)

@@ -1,0 +1,76 @@
+"""A session actor keeps nothing of a session whose turns are over: it serves thousands of them."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from lousho_ray import MockProvider, SqliteStore, create_agent
+from lousho_ray.actors import session as session_actor
+from lousho_ray.actors.session import SessionActor, SessionKey
+from lousho_ray.actors.shipping import Shipment
+from lousho_ray.durable import store_parts
+from lousho_ray.ids import new_id
+from lousho_ray.messages import user
+from lousho_ray.ports import GenerateOptions
+from lousho_ray.runtime import LocalRuntime
+from lousho_ray.session import TurnRequest
+from lousho_ray.stores.memory import InMemoryApprovalStore
+from lousho_ray.stores.remembered import Remembered
+
+SESSIONS = 200
+
+
+def parrot(request: GenerateOptions) -> str:
+    return f"heard {request.messages[-1].text}"
+
+
+def kept() -> Counter[str]:
+    """Our own objects that are alive, by class, and tasks."""
+    gc.collect()
+    classes = (type(thing) for thing in gc.get_objects())
+    return Counter(
+        f"{cls.__module__}.{cls.__qualname__}"
+        for cls in classes
+        if str(cls.__module__).startswith("lousho_ray") or cls is asyncio.Task
+    )
+
+
+async def test_nothing_of_a_session_is_kept_once_its_turns_are_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # SES-78, DEC-R2
+    monkeypatch.setattr(session_actor, "KEPT_S", 0.0)
+    agent = create_agent(provider=MockProvider(policy=parrot), runtime="local")
+    actor, shipment = SessionActor(LocalRuntime().spawner), Shipment("digest", [])
+    actor._warehouse._definitions["digest"] = agent._definition
+    async with SqliteStore(tmp_path / "s.db") as store:
+        actor._stores["store"] = store_parts(store, InMemoryApprovalStore())
+
+        async def turn(id: str, *, observed: bool) -> None:
+            request = TurnRequest(new_id("run_"), (user("hi"),), observed=observed)
+            await actor.start(SessionKey(id, private="store"), shipment, request)
+            cursor, end = 0, not observed
+            while not end:
+                batch = await actor.read(request.run_id, cursor)
+                cursor, end = batch.cursor, batch.end
+            over, result = await actor.result(request.run_id)
+            assert over
+            assert result is not None
+            assert result.text == "heard hi"
+
+        async def serve(first: int) -> None:
+            for number in range(first, first + SESSIONS):
+                await turn(f"s{number}", observed=number % 2 == 0)
+            await asyncio.sleep(0.01)
+            store.sessions._known = Remembered()  # what it remembers is bounded by size, and not what this is about
+
+        await serve(0)
+        before = kept()
+        await serve(SESSIONS)
+        grown = kept() - before
+        assert {name: count for name, count in grown.items() if count > SESSIONS / 20} == {}
+        assert actor._turns == {}
+        assert len(actor._lines._lines) == 0
