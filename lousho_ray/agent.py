@@ -365,6 +365,11 @@ def _run_lines() -> SessionLines:
     return SessionLines()
 
 
+def runtime_named(name: RuntimeName) -> Runtime:
+    """The process's runtime of that kind; asking for it starts nothing."""
+    return _runtime(name)
+
+
 @functools.cache
 def _runtime(name: RuntimeName) -> Runtime:
     """The process's runtime of that kind. Imported by name: the composition of everything lies above this module."""

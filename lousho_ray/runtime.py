@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from lousho_ray.agent import Runtime, RuntimeName
@@ -21,6 +21,11 @@ from lousho_ray.session_host import SessionHost
 from lousho_ray.stores.parts import Parts, has_parts
 from lousho_ray.subagents import LocalSpawner, Spawner
 from lousho_ray.turns import SessionLines
+from lousho_ray.usage import Spend
+
+if TYPE_CHECKING:
+    from lousho_ray.evals.hosting import HostSetup
+    from lousho_ray.evals.runner import Executor
 
 LIMITERS = "lousho-limiters"
 
@@ -145,6 +150,38 @@ class RayRuntime:
 def create_runtime(name: RuntimeName) -> Runtime:
     """The runtime of that name. Starts nothing."""
     return LocalRuntime() if name == "local" else RayRuntime()
+
+
+def cluster_size() -> int:
+    """CPUs of the cluster, which is joined or started. Blocks."""
+    from lousho_ray.actors.cluster import attach_sync, cluster_cpus
+
+    attach_sync()
+    return cluster_cpus()
+
+
+async def eval_executor(setup: HostSetup, spent: Spend, *, most: int) -> Executor:
+    """Eval workers for a suite, one per CPU of the cluster and at most `most`; with the suite's limiter and account on the cluster.
+
+    Args:
+        setup: What the workers are told.
+        spent: What earlier runs of the suite have spent.
+    """
+    from lousho_ray.actors.cluster import attached, cpu_places
+    from lousho_ray.actors.eval_pool import RayExecutor
+    from lousho_ray.actors.eval_worker import eval_worker
+    from lousho_ray.evals.interceptor import SuiteBudget
+
+    await attached()
+    if setup.limiter is not None:
+        await asyncio.to_thread(promote, setup.limiter)
+    if setup.budget is not None:
+        await SuiteBudget(await asyncio.to_thread(_ledger), *setup.budget).open(spent)
+    places = await asyncio.to_thread(cpu_places)
+    handles = [await asyncio.to_thread(eval_worker, setup, _ledger, place) for place in places[: max(1, most)]]
+    executor = RayExecutor(handles)
+    await executor.open()
+    return executor
 
 
 def promote(limiter: RateLimiter) -> None:

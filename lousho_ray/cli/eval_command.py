@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from lousho_ray.errors import ConfigurationError
+from lousho_ray.option_checks import check_choice
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from lousho_ray.agent import RuntimeName
     from lousho_ray.evals.cassettes import Mode
     from lousho_ray.evals.suite import Outcome, SuiteOptions
 
@@ -42,6 +44,7 @@ def eval_command(
     max_concurrent: Annotated[int | None, typer.Option(help="Model calls of the whole suite at once.")] = None,
     max_cost_usd: Annotated[float | None, typer.Option(help="Halt the suite once it has cost this much.")] = None,
     timeout: Annotated[float | None, typer.Option(help="Milliseconds a case may take.")] = None,
+    runtime: Annotated[str | None, typer.Option(help="local or ray; default ray where RAY_ADDRESS is set, else local.")] = None,
     results: Annotated[Path | None, typer.Option(help="Append results to this JSON-lines file and continue what is in it.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Run cases again that have results already.")] = False,
     record: Annotated[bool, typer.Option("--record", help="Record every case's model calls beside its eval file.")] = False,
@@ -66,6 +69,7 @@ def eval_command(
     from lousho_ray.evals.suite import SuiteOptions
 
     named = os.environ.get(RESULTS_VARIABLE, "").strip()
+    where = _runtime(runtime)
     options = SuiteOptions(
         root=Path.cwd(),
         patterns=tuple(patterns or ()),
@@ -74,7 +78,8 @@ def eval_command(
         strict=strict,
         results=results or (Path(named) if named else None),
         fresh=fresh,
-        concurrency=concurrency or 1,
+        concurrency=concurrency or (_cluster_cpus() if where == "ray" else 1),
+        runtime=where,
         limits=_limits(requests_per_minute, tokens_per_minute, max_concurrent),
         max_cost_usd=_positive(max_cost_usd, "--max-cost-usd"),
         timeout_ms=_positive(timeout, "--timeout"),
@@ -147,6 +152,19 @@ def _say_what_is_left(outcome: Outcome, console: Console) -> None:
     if outcome.interrupted or summary.halted is not None or any(one.outages for one in summary.evals):
         say("What has ended is kept. The same command goes on with the rest:")
         say(f"  {shlex.join(['lousho', *sys.argv[1:]])}")
+
+
+def _runtime(given: str | None) -> RuntimeName:
+    """Where cases run: as asked for, as `LOUSHO_RUNTIME` says, or on the cluster this process belongs to."""
+    named = given or os.environ.get("LOUSHO_RUNTIME", "").strip() or ("ray" if os.environ.get("RAY_ADDRESS") else "local")
+    return cast("RuntimeName", check_choice(named, "--runtime" if given else "LOUSHO_RUNTIME", ("local", "ray")))
+
+
+def _cluster_cpus() -> int:
+    """CPUs of the cluster, which is joined or started."""
+    from lousho_ray.runtime import cluster_size
+
+    return cluster_size()
 
 
 def _cassettes(**asked: bool) -> Mode | None:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lousho_ray.agent import Agent
+from lousho_ray.agent import Agent, named_limiters
 from lousho_ray.clock import SYSTEM_CLOCK, timestamp
 from lousho_ray.errors import ConfigurationError, LoushoError, error_name, message_of
 from lousho_ray.evals.cases import Case
@@ -20,6 +20,7 @@ from lousho_ray.evals.definition import EvalDefinition, takes_case
 from lousho_ray.evals.interceptor import CaseCalls
 from lousho_ray.evals.outages import UNREACHED
 from lousho_ray.evals.records import CaseRecord, Status
+from lousho_ray.limits.limiter import RateLimiter
 from lousho_ray.options import ModelSettings, parse_options
 from lousho_ray.providers.interception import set_provider_interceptor
 from lousho_ray.tools.registry import collect_tools
@@ -43,6 +44,7 @@ class CaseRun:
     target: Any = None
     agents: AgentPool | None = None
     review: Callable[[EvalContext], Awaitable[None]] | None = None
+    share: Callable[[RateLimiter], Awaitable[None]] | None = None
 
 
 class AgentPool:
@@ -165,6 +167,9 @@ class _Body:
             self._agent = agent
         if run.agents is not None:
             run.agents.enter(agent)
+        if run.share is not None:
+            for limiter in named_limiters(agent.definition):
+                await run.share(limiter)
         return AgentConversation(_with_classic(agent, run.definition))
 
 

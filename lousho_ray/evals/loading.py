@@ -45,12 +45,16 @@ class PlannedCase:
 
 @dataclass(slots=True)
 class Plan:
-    """What a suite runs. `skipped` are evals that the tags left out, `load_errors` what could not be loaded."""
+    """What a suite runs.
+
+    `skipped` are evals that the tags left out, `load_errors` what could not be loaded, `versions` the hash of each file.
+    """
 
     cases: list[PlannedCase] = field(default_factory=list)
     thresholds: dict[str, float] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
     load_errors: list[Mapping[str, Any]] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
 
 
 def find_files(patterns: Sequence[str], root: Path, *, judge: bool = False) -> list[Path]:
@@ -90,7 +94,8 @@ def load_file(path: Path, root: Path) -> EvalFile:
     """
     source = path.read_bytes()
     version = hashlib.sha256(source).hexdigest()[:16]
-    name = MODULE_PREFIX + hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]
+    shown = relative_name(path, root)
+    name = MODULE_PREFIX + hashlib.sha256(shown.encode()).hexdigest()[:16]  # the same name in every process: classes travel
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -102,7 +107,7 @@ def load_file(path: Path, root: Path) -> EvalFile:
         except BaseException:
             del sys.modules[name]
             raise
-    return EvalFile(path, relative_name(path, root), version, tuple(found))
+    return EvalFile(path, shown, version, tuple(found))
 
 
 async def plan_suite(files: Sequence[Path], root: Path, tags: Sequence[str] = (), salt: str = "") -> Plan:
@@ -115,6 +120,7 @@ async def plan_suite(files: Sequence[Path], root: Path, tags: Sequence[str] = ()
         except (Exception, SystemExit) as error:
             plan.load_errors.append({"file": relative_name(path, root), **describe(error)})
             continue
+        plan.versions[file.name] = file.version
         for definition in file.evals:
             try:
                 if definition.name in owners:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,14 +18,21 @@ from lousho_ray.evals.interceptor import CaseCalls, SuiteBudget
 from lousho_ray.evals.loading import PlannedCase
 from lousho_ray.evals.progress import SuiteProgress
 from lousho_ray.evals.records import CaseRecord
+from lousho_ray.limits.limiter import RateLimiter
 from lousho_ray.ports import Limiter
 
 
 class Executor(Protocol):
-    """Runs single cases somewhere."""
+    """Runs single cases somewhere. `on_halt` is told why no more of them should be started."""
+
+    on_halt: Callable[[str], object]
 
     async def run(self, planned: PlannedCase) -> CaseRecord:
         """Runs a case to its end. Cancelling it stops the case and still gives its record. Raises only when the place is lost."""
+        ...
+
+    async def use_limiter(self, limiter: RateLimiter | None) -> None:
+        """Puts another limiter in place, for the calls of cases that start from now on."""
         ...
 
     async def close(self) -> None: ...
@@ -40,6 +47,7 @@ class CaseSettings:
     timeout_ms: float | None = None
     target: Any = None
     cassettes: SuiteCassettes | None = None
+    share: Callable[[RateLimiter], Awaitable[None]] | None = None
 
 
 class LocalExecutor:
@@ -64,9 +72,13 @@ class LocalExecutor:
             timeout_ms=settings.timeout_ms,
             target=settings.target,
             agents=self._agents,
+            share=settings.share,
             review=None if tape is None else tape.review,
         )
         return await run_case(run)
+
+    async def use_limiter(self, limiter: RateLimiter | None) -> None:
+        self._settings.limiter = limiter
 
     async def close(self) -> None:
         await self._agents.close()
@@ -186,13 +198,11 @@ class SuiteRunner:
 
 def lost(planned: PlannedCase, error: BaseException) -> CaseRecord:
     """The record of a case whose place to run was lost."""
-    return CaseRecord(
-        planned.key,
-        planned.definition.name,
-        planned.case.name,
-        planned.repeat,
-        planned.file,
-        "outage",
-        error=describe(error),
-        tags=planned.definition.tags,
-    )
+    name, file = planned.definition.name, planned.file
+    return lost_record(planned.key, name, planned.case.name, planned.repeat, file, error, planned.definition.tags)
+
+
+def lost_record(
+    key: str, name: str, case: str, repeat: int, file: str, error: BaseException, tags: tuple[str, ...] = ()
+) -> CaseRecord:
+    return CaseRecord(key, name, case, repeat, file, "outage", error=describe(error), tags=tags)

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import importlib
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from lousho_ray.clock import SYSTEM_CLOCK, timestamp
 from lousho_ray.evals.cassettes import Mode, SuiteCassettes
 from lousho_ray.evals.drift import DriftOptions
+from lousho_ray.evals.hosting import HostSetup, case_files
 from lousho_ray.evals.interceptor import SuiteBudget
-from lousho_ray.evals.loading import Plan, find_files, plan_suite
+from lousho_ray.evals.loading import Plan, PlannedCase, find_files, plan_suite
 from lousho_ray.evals.progress import ProgressDisplay, SuiteProgress
 from lousho_ray.evals.records import CaseRecord
 from lousho_ray.evals.results import VERSION, Results, ResultsWriter, read_results
-from lousho_ray.evals.runner import CaseSettings, LocalExecutor, SuiteRunner
+from lousho_ray.evals.runner import CaseSettings, Executor, LocalExecutor, SuiteRunner
 from lousho_ray.evals.summary import Summary, summarize
+from lousho_ray.ids import new_id
 from lousho_ray.limits.budget import LocalLedger
 from lousho_ray.limits.limiter import create_rate_limiter
 
@@ -51,6 +54,8 @@ class SuiteOptions:
     cassettes: Mode | None = None
     drift: DriftOptions = field(default_factory=DriftOptions)
     argv: tuple[str, ...] = ("lousho", "eval")
+    target: Any = None
+    runtime: Literal["local", "ray"] = "local"
 
     @property
     def command(self) -> dict[str, Any]:
@@ -81,6 +86,7 @@ class Suite:
         self._console = console
         self._stopped = False
         self._cassettes: SuiteCassettes | None = None
+        self.limiter = create_rate_limiter(options.limits, suite_limiter_name()) if options.limits else None
 
     def stop(self) -> None:
         """Cancels what runs, keeps what has ended."""
@@ -142,7 +148,7 @@ class Suite:
                 "command": self.options.command,
             }
         )
-        executor = await self._executor(results)
+        executor = await self._executor(plan, pending, results)
         display = ProgressDisplay(progress, self._console)
 
         def keep(record: CaseRecord) -> None:
@@ -163,17 +169,38 @@ class Suite:
         if not runner.left and runner.halted is None and not self._stopped:
             writer.write({"type": "end", "endedAt": timestamp(SYSTEM_CLOCK.wall())})
 
-    async def _executor(self, results: Results) -> LocalExecutor:
+    async def _executor(self, plan: Plan, pending: Sequence[PlannedCase], results: Results) -> Executor:
         options = self.options
+        if options.runtime == "ray":
+            # By name: the composition of what runs on a cluster lies above this module.
+            runtime: Any = importlib.import_module("lousho_ray.runtime")
+            setup = HostSetup(
+                root=str(options.root),
+                files=case_files(pending, plan.versions),
+                limiter=self.limiter,
+                budget=None if options.max_cost_usd is None else (new_id("suite-"), options.max_cost_usd),
+                timeout_ms=options.timeout_ms,
+                target=options.target,
+                cassettes=options.cassettes,
+                drift=options.drift,
+                argv=options.argv,
+                judge=options.judge,
+            )
+            made: Executor = await runtime.eval_executor(setup, results.spent, most=min(options.concurrency, len(pending)))
+            return made
         budget = None
         if options.max_cost_usd is not None:
             budget = SuiteBudget(LocalLedger(), "suite", options.max_cost_usd)
             await budget.open(results.spent)
-        limiter = create_rate_limiter(options.limits) if options.limits else None
-        return LocalExecutor(CaseSettings(limiter, budget, options.timeout_ms, cassettes=self._cassettes))
+        return LocalExecutor(CaseSettings(self.limiter, budget, options.timeout_ms, options.target, self._cassettes))
 
     def _say(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def suite_limiter_name() -> str:
+    """A name of its own for the limiter of a suite: on a cluster all workers reach it by that."""
+    return f"lousho-eval-{secrets.token_hex(6)}"
 
 
 def unfinished_results(options: SuiteOptions) -> Path | None:

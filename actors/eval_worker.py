@@ -1,0 +1,120 @@
+"""Worker actors of eval suites: each runs the cases it is handed, many at once, on its event loop.
+
+They belong to the driver of their suite and end with it: after its death no case goes on spending. Cases come in batches; records
+go back through one log that the driver reads by long-poll with a cursor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from lousho_ray.errors import LoushoError
+from lousho_ray.evals.hosting import CaseHost, HostSetup, ShippedCase
+from lousho_ray.evals.records import CaseRecord
+from lousho_ray.evals.runner import lost_record
+from lousho_ray.eventlog import EventLog
+from lousho_ray.ids import new_id
+from lousho_ray.limits.limiter import RateLimiter
+from lousho_ray.ports import Ledger
+
+POLL_S = 10.0
+"""How long a poll stays open without news."""
+
+EVAL_WORKER_OPTIONS: dict[str, Any] = {
+    "num_cpus": 0,
+    "max_restarts": -1,
+    "max_task_retries": 0,
+    "max_concurrency": 10_000,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EvalReport:
+    """A record, or why no more cases should be started."""
+
+    record: CaseRecord | None = None
+    halt: str | None = None
+
+
+class EvalWorkerActor:
+    """Hosts cases of one suite.
+
+    Args:
+        setup: What the suite told.
+        ledger: Makes this process's client of the suite's ledger.
+    """
+
+    def __init__(self, setup: HostSetup, ledger: Callable[[], Ledger]) -> None:
+        self._setup = setup
+        self._ledger = ledger
+        self._life = new_id()
+        self._log: EventLog[EvalReport] = EventLog()
+        self._host: CaseHost | None = None
+        self._running: dict[str, asyncio.Task[None]] = {}
+
+    async def ready(self) -> str:
+        """Loads the eval files; returns the life of this process, another one after a restart.
+
+        Raises:
+            ConfigurationError: A file is not here or is another one.
+        """
+        if self._host is None:
+            self._host = CaseHost(self._setup, self._ledger, self._halt, self._share)
+        return self._life
+
+    async def submit(self, cases: Sequence[ShippedCase]) -> str:
+        """Starts cases; returns the life they are in."""
+        assert self._host is not None
+        for shipped in cases:
+            if shipped.key not in self._running:
+                self._running[shipped.key] = asyncio.create_task(self._run(self._host, shipped), name=shipped.key)
+        return self._life
+
+    async def poll(self, cursor: int) -> tuple[str, Sequence[EvalReport], int]:
+        """What was reported from `cursor` on; waits up to `POLL_S` for news."""
+        reports, cursor = await self._log.read(cursor, wait_s=POLL_S)
+        return self._life, reports, cursor
+
+    async def stop(self, keys: Sequence[str]) -> None:
+        """Cancels cases; their records say so."""
+        for key in keys:
+            if (task := self._running.get(key)) is not None:
+                task.cancel()
+
+    async def use_limiter(self, limiter: RateLimiter | None) -> None:
+        """Calls of cases that start from now on pass this limiter."""
+        assert self._host is not None
+        self._host.settings.limiter = limiter
+
+    async def close(self) -> None:
+        """Closes model clients."""
+        if self._host is not None:
+            await self._host.close()
+
+    async def _run(self, host: CaseHost, shipped: ShippedCase) -> None:
+        try:
+            record = await host.run(shipped)
+        except BaseException as error:
+            failure = error if isinstance(error, Exception) else LoushoError(f"{type(error).__name__} ended the case: {error}")
+            record = lost_record(shipped.key, shipped.eval, shipped.case.name, shipped.repeat, shipped.file, failure)
+        self._running.pop(shipped.key, None)
+        self._log.append(EvalReport(record))
+
+    def _halt(self, reason: str) -> None:
+        self._log.append(EvalReport(halt=reason))
+
+    async def _share(self, limiter: RateLimiter) -> None:
+        """Named limiters of eval files are one in all workers."""
+        from lousho_ray.agent import runtime_named
+
+        await runtime_named("ray").share(limiter)
+
+
+def eval_worker(setup: HostSetup, ledger: Callable[[], Ledger], place: dict[str, Any]) -> Any:
+    """Starts an eval worker. Blocks only for the request."""
+    return ray.remote(EvalWorkerActor).options(**{**EVAL_WORKER_OPTIONS, **place}).remote(setup, ledger)

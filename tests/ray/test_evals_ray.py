@@ -1,0 +1,188 @@
+"""Eval suites on workers of the cluster: one limiter, one budget, killed workers and drivers, and what a second run does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lousho_ray.evals.results import read_results
+from lousho_ray.evals.suite import Outcome, Suite, SuiteOptions
+from lousho_ray.testing.fake_server import FakeServer, RecordedRequest, Reply
+from tests.unit.evals_support import console
+
+pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(180)]
+
+BODY = """
+import os
+from lousho_ray import OpenAICompatibleProvider, create_agent
+from lousho_ray.evals import *
+
+agent = create_agent(provider=OpenAICompatibleProvider(base_url={url!r}, default_model="gpt-4o-mini"), retry=False)
+
+async def test(t, case):
+    await t.send("case %d in process %d" % (case["n"], os.getpid()))
+    t.check("reply", t.reply, equals("done"))
+    t.check("right", case["n"] % 4, at_least(1))
+
+define_eval(name="many", agent=agent, test=test, cases=[{{"label": "c%03d" % n, "n": n}} for n in range({count})])
+"""
+
+
+@pytest.fixture
+async def server() -> Any:
+    async with FakeServer(timeout_s=60) as server:
+        server.respond(Reply("done", usage=(100, 20)))
+        yield server
+    assert server.violations == []
+
+
+def write(folder: Path, server: FakeServer, count: int) -> Path:
+    (folder / "many.eval.py").write_text(BODY.format(url=server.compatible_url, count=count))
+    return folder
+
+
+def asked(request: RecordedRequest) -> tuple[int, int]:
+    """Which case asked, and from which process."""
+    words = request.body["messages"][-1]["content"].split()
+    return int(words[1]), int(words[-1])
+
+
+async def run(folder: Path, **options: Any) -> Outcome:
+    defaults: dict[str, Any] = {"runtime": "ray", "results": folder / "r.jsonl", "concurrency": 16}
+    return await Suite(SuiteOptions(root=folder, **{**defaults, **options}), console()).run()
+
+
+def figures(outcome: Outcome) -> Any:
+    """A report without what differs from run to run: times, and which process asked."""
+    report = outcome.summary.to_dict()
+    for result in report["results"]:
+        for key in ("durationMs", "startedAt", "transcript", "usage"):
+            result.pop(key, None)
+    report["totals"].pop("durationMs")
+    report["totals"].pop("tokens")
+    report["totals"].pop("costUsd")
+    return report
+
+
+async def test_cases_run_on_all_workers_under_one_limiter_and_the_driver_writes_the_results(
+    tmp_path: Path, server: FakeServer
+) -> None:
+    async def reply(request: RecordedRequest) -> Reply:
+        await asyncio.sleep(0.01)
+        return Reply("done", usage=(100, 20))
+
+    server.respond(reply)
+    outcome = await run(write(tmp_path, server, 60), concurrency=32, limits={"max_concurrent": 5})
+    totals = outcome.summary.totals()
+    assert (totals["passed"], totals["failed"], totals["cases"]) == (45, 15, 60)
+    assert server.max_concurrent <= 5
+    found = Counter(asked(request) for request in server.requests)
+    assert sorted(case for case, _ in found) == list(range(60))
+    processes = {process for _, process in found}
+    assert len(processes) == 2
+    assert os.getpid() not in processes
+    assert len(read_results(outcome.results).records) == 60
+    local = await run(tmp_path, runtime="local", results=tmp_path / "local.jsonl")
+    assert figures(local) == figures(outcome)
+
+
+async def test_a_budget_holds_over_all_workers_and_halts_the_suite(tmp_path: Path, server: FakeServer) -> None:
+    server.respond(Reply("done", usage=(1_000_000, 0)))  # 0.15 USD a call
+    outcome = await run(write(tmp_path, server, 40), concurrency=4, max_cost_usd=1.0)
+    assert "may cost" in str(outcome.summary.halted)
+    assert 7 <= len(server.requests) <= 7 + 4
+    assert outcome.summary.totals()["costUsd"] == pytest.approx(0.15 * len(server.requests))
+    assert outcome.exit_code == 1
+
+
+async def test_a_killed_worker_loses_its_cases_only_and_the_same_command_runs_them(tmp_path: Path, server: FakeServer) -> None:
+    killed: list[int] = []
+
+    async def reply(request: RecordedRequest) -> Reply:
+        if len(server.requests) == 20 and not killed:
+            killed.append(asked(request)[1])
+            os.kill(killed[0], signal.SIGKILL)
+        await asyncio.sleep(0.01)
+        return Reply("done", usage=(100, 20))
+
+    server.respond(reply)
+    first = await run(write(tmp_path, server, 60), concurrency=8)
+    totals = first.summary.totals()
+    assert killed
+    assert 1 <= totals["outage"] <= 8
+    assert totals["passed"] + totals["failed"] == 60 - totals["outage"]
+    finished = {record.case for record in first.summary.records if record.status != "outage"}
+    before = len(server.requests)
+    second = await run(tmp_path, concurrency=8)
+    again = {f"c{asked(request)[0]:03d}" for request in server.requests[before:]}
+    assert not again & finished
+    assert len(again) == totals["outage"]
+    undisturbed = await run(tmp_path, concurrency=8, results=tmp_path / "other.jsonl")
+    assert figures(second) == figures(undisturbed)
+
+
+async def test_a_killed_driver_leaves_nothing_running_and_is_continued_by_the_same_command(
+    tmp_path: Path, server: FakeServer
+) -> None:
+    async def reply(request: RecordedRequest) -> Reply:
+        await asyncio.sleep(0.05)
+        return Reply("done", usage=(100, 20))
+
+    server.respond(reply)
+    folder, results = write(tmp_path, server, 60), tmp_path / "driver.jsonl"
+    command = [sys.executable, "-m", "lousho_ray.cli", "eval", "--runtime=ray", "--concurrency=4", f"--results={results}"]
+    root = str(Path(__file__).parents[2])
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(command, cwd=folder, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    driver = start()
+    async with asyncio.timeout(100):
+        while len(read_results(results).records) < 12:
+            await asyncio.sleep(0.02)
+    driver.kill()
+    driver.wait()
+    finished = {record.case for record in read_results(results).records.values() if record.status != "outage"}
+    quiet = len(server.requests)
+    async with asyncio.timeout(60):
+        while True:  # what was under way ends; then nobody asks any more
+            await asyncio.sleep(1.0)
+            if len(server.requests) == quiet:
+                break
+            quiet = len(server.requests)
+    assert quiet < 60
+    driver = start()
+    async with asyncio.timeout(100):
+        while driver.poll() is None:
+            await asyncio.sleep(0.05)
+    assert driver.returncode == 1  # a quarter of the cases fails by its gate
+    again = [f"c{asked(request)[0]:03d}" for request in server.requests[quiet:]]
+    assert not set(again) & finished
+    assert sorted([*again, *finished]) == [f"c{n:03d}" for n in range(60)]
+    lines = [json.loads(line) for line in results.read_text().splitlines()]
+    assert Counter(line["type"] for line in lines) == {"suite": 2, "case": 60, "end": 1}
+
+
+async def test_a_file_that_is_another_one_on_the_workers_is_refused(tmp_path: Path, server: FakeServer) -> None:
+    from lousho_ray.errors import ConfigurationError
+    from lousho_ray.evals.hosting import HostSetup
+    from lousho_ray.runtime import eval_executor
+    from lousho_ray.usage import Spend
+
+    write(tmp_path, server, 1)
+    setup = HostSetup(str(tmp_path), (("many.eval.py", "another version"),))
+    began = time.monotonic()
+    with pytest.raises(ConfigurationError, match=r"many\.eval\.py changed"):
+        await eval_executor(setup, Spend(), most=1)
+    assert time.monotonic() - began < 60
