@@ -113,8 +113,8 @@ def create_agent(*, output: Any = None, **options: Any) -> Agent[Any]:
         on_permission_mode_change: `fn({"session_id", "from", "to", "at"})` for every switch of a session's mode.
         abort_grace_ms: How long an aborted run waits for a tool that ignores the abort; by default as long as it takes.
         max_tool_result_chars: The most characters of one tool result the model gets (50,000; `math.inf` = no cap).
-        spill_tool_results: Keeps a longer result whole, in the memory of the process where the run runs, and adds the tool
-            `read_result`, which reads the rest (`False`).
+        spill_tool_results: Keeps a longer result whole and adds the tool `read_result`, which reads the rest (`False`). A durable
+            run keeps it in its store, any other in the memory of the process where it runs.
         on_event: Called with every event of the agent's runs.
         on_run_end: `fn(result, error)`, called once at the end of every run, with the result or with the error that it raised
             (`error.usage` says what had been spent). Runs of sub-agents are part of their lead's.

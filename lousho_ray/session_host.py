@@ -378,8 +378,10 @@ class SessionHost(SessionRecords):
             raise turn_pending(self._id)
 
     def _recorder(self, key: str, facts: RunFacts, saved: Mapping[str, Any] | None = None) -> Recorder | None:
-        store = self._parts.checkpoints
-        return None if store is None else Recorder(store, key, facts, saved=saved, timeout_ms=self._definition.store_timeout_ms)
+        store, asked = self._parts.checkpoints, self._definition
+        if store is None:
+            return None
+        return Recorder(store, key, facts, saved=saved, timeout_ms=asked.store_timeout_ms, keeps_results=asked.spill_tool_results)
 
     def _context(self, turn: LocalRun, emitter: Emitter, facts: RunFacts, recorder: Recorder | None) -> RunContext:
         key = None if recorder is None else recorder.key

@@ -15,6 +15,7 @@ from lousho_ray.ids import new_id
 from lousho_ray.messages import Message
 from lousho_ray.ports import ApprovalStore
 from lousho_ray.stores.entries import turn_key, turn_prefix
+from lousho_ray.tools.spill import result_prefix
 from lousho_ray.turn_lease import TurnLease
 from lousho_ray.turns import TurnLine
 
@@ -68,7 +69,8 @@ class SessionRecords:
                 raise awaiting(self._id, pending)
             count = len(await self.load())
             await self._drop_saved_turn()
-            await self._forget_old_turns()
+            await self._forget(turn_prefix(self._id))
+            await self._forget(result_prefix(self._id))
             await lease.save([])
         return count
 
@@ -91,9 +93,12 @@ class SessionRecords:
 
     async def _forget_old_turns(self) -> None:
         """Drops all records of turns: in a transcript that was shortened, their lengths come round again."""
+        await self._forget(turn_prefix(self._id))
+
+    async def _forget(self, prefix: str) -> None:
         delete_prefix = getattr(self._parts.checkpoints, "delete_prefix", None)
         if delete_prefix is not None:
-            await delete_prefix(turn_prefix(self._id))
+            await delete_prefix(prefix)
 
     async def _saved_turn(self) -> tuple[str, dict[str, Any]] | None:
         if self._parts.checkpoints is None:

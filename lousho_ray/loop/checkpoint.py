@@ -19,6 +19,7 @@ from lousho_ray.messages import ImagePart, Message, decode_bytes, encode_bytes, 
 from lousho_ray.ports import CheckpointStore
 from lousho_ray.stores.json_form import FixedJson
 from lousho_ray.stores.saving import SAVE_TIMEOUT_MS, save_in_time
+from lousho_ray.tools.spill import KeptResults
 from lousho_ray.usage import ProviderUsage, StepUsage, Usage
 
 
@@ -104,8 +105,9 @@ def thaw(data: Mapping[str, Any], run_id: str) -> tuple[RunState, list[Message]]
 class Recorder:
     """Keeps the checkpoint of one run.
 
-    `saved` is the record that an earlier process left of it; `timeout_ms` bounds each attempt of a save. Once the run has paused or
-    finished, nothing more is saved in progress: input that was queued too late must not bring the run back to life.
+    `saved` is the record that an earlier process left of it; `timeout_ms` bounds each attempt of a save; `results` are the long
+    ones that records name. Once the run has paused or finished, nothing more is saved in progress: input that was queued too late
+    must not bring the run back to life.
     """
 
     def __init__(
@@ -116,8 +118,10 @@ class Recorder:
         *,
         saved: Mapping[str, Any] | None = None,
         timeout_ms: float = SAVE_TIMEOUT_MS,
+        keeps_results: bool = False,
     ) -> None:
         self.key = key
+        self.results = KeptResults(facts.session_id, store) if keeps_results else None
         self.facts = facts
         self.decisions: dict[str, Decision] = {}
         self._last: dict[str, Any] | None = None if saved is None else dict(saved)
@@ -214,6 +218,8 @@ class Recorder:
         await self._store.delete(self.key)
 
     async def _write(self, record: dict[str, Any]) -> None:
+        if self.results is not None:
+            await save_in_time(self.results.save, self._timeout_ms, f"A result of '{self.key}'")
         self._revision += 1
         numbered = {**record, "revision": self._revision}
         await save_in_time(lambda: self._store.save(numbered), self._timeout_ms, f"Checkpoint '{self.key}'")

@@ -6,7 +6,6 @@ import inspect
 import itertools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from lousho_ray.cancellation import Aborted, AbortReason, AbortSignal
@@ -31,7 +30,7 @@ from lousho_ray.providers.interception import intercepted, replays
 from lousho_ray.providers.limited import with_rate_limit
 from lousho_ray.providers.wrapper import can_stream, enforces
 from lousho_ray.tools.registry import AnyTool, ToolRegistry, check_hosted_names, collect_all_tools
-from lousho_ray.tools.spill import AREA, READ_RESULT, read_result_tool
+from lousho_ray.tools.spill import READ_RESULT, KeptResults, read_result_tool
 from lousho_ray.usage import Spend
 
 
@@ -125,7 +124,11 @@ async def open_run(
     instructions = await _resolve("instructions", definition.instructions, who, context.abort, "")
     if not isinstance(instructions, str):
         raise _wrong("instructions", instructions, "a str")
-    tools, hosted = await _tools(definition, who, extra_tools or {}, context.abort)
+    extra = dict(extra_tools or {})
+    kept = _kept_results(context) if definition.spill_tool_results else None
+    if kept is not None:
+        extra[READ_RESULT] = read_result_tool(definition.max_tool_result_chars, kept)
+    tools, hosted = await _tools(definition, who, extra, context.abort)
     chosen = await _model(definition, who, None if state is None else state.model, context.abort)
     provider, model = _provider(definition, chosen, context.abort)
     provider = intercepted(provider)
@@ -172,7 +175,7 @@ async def open_run(
         tool_concurrency=_concurrency(definition, context),
         abort_grace_ms=definition.abort_grace_ms,
         max_tool_result_chars=definition.max_tool_result_chars,
-        keep_result=partial(AREA.keep, session_id=context.session_id) if definition.spill_tool_results else None,
+        keep_result=None if kept is None else kept.keep,
         stream=context.emitter.on and can_stream(provider, model),
         session_id=context.session_id,
         principal=call.principal,
@@ -194,6 +197,12 @@ async def open_run(
         clock=context.clock,
     )
     return state, deps
+
+
+def _kept_results(context: RunContext) -> KeptResults:
+    """Where long results are kept: in the store of a run that is recorded, else in memory."""
+    recorded = None if context.recorder is None else context.recorder.results
+    return KeptResults(context.session_id) if recorded is None else recorded
 
 
 def input_of(state: RunState) -> tuple[Message, ...]:
@@ -228,8 +237,6 @@ async def _tools(
         tools, hosted = collect_all_tools(found)
     else:
         tools = dict(definition.tools)
-    if definition.spill_tool_results:
-        extra = {**extra, READ_RESULT: read_result_tool(definition.max_tool_result_chars)}
     for name, tool in extra.items():
         if name in tools:
             raise ConfigurationError(f"Tool name '{name}' belongs to a feature of the agent; rename your tool.", field="tools")

@@ -19,6 +19,7 @@ from lousho_ray.messages import ImagePart, Message, ToolCall
 from lousho_ray.permissions import ModeCell, Permissions
 from lousho_ray.ports import FinishReason, Limiter, LLMProvider, Reasoning, ToolDefinition
 from lousho_ray.tools.registry import AnyTool
+from lousho_ray.tools.spill import KeptResults
 from lousho_ray.usage import StepUsage, Usage
 
 Status = Literal["in-progress", "awaiting-approval", "finished"]
@@ -110,7 +111,12 @@ class RunDeps:
 
 
 class StateRecorder(Protocol):
-    """Keeps the checkpoint of a run. Saves are chained: the newest state is what is in the store in the end."""
+    """Keeps the checkpoint of a run. Saves are chained: the newest state is what is in the store in the end.
+
+    `results` are the long tool results that its saves name, when it keeps them.
+    """
+
+    results: KeptResults | None
 
     async def save(
         self, state: RunState, waiting: tuple[Message, ...] = (), *, status: Status = "in-progress", **extra: Any

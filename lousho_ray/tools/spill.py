@@ -2,10 +2,13 @@
 
 They are kept in the memory of the process where the run runs, for the session they came up in, and are read by a handle that the
 cut text names. When the area is full the oldest go, when the process ends all do; reading one then is a tool error that says so.
+A durable run keeps them in its checkpoint store, too: each as a record of its own, written before the checkpoint that names it.
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
 import threading
 from collections import OrderedDict
 from typing import Annotated, Any
@@ -14,7 +17,8 @@ from pydantic import Field
 
 from lousho_ray.errors import ToolExecutionError
 from lousho_ray.ids import new_id
-from lousho_ray.ports import ToolContext
+from lousho_ray.messages import Message, user
+from lousho_ray.ports import CheckpointStore
 from lousho_ray.tools.attributes import ToolAnnotations
 from lousho_ray.tools.tool import Tool, tool
 
@@ -65,22 +69,73 @@ AREA = SpillArea()
 """The area of this process."""
 
 
-def read_result_tool(cap_chars: float, area: SpillArea = AREA) -> Tool[..., Any]:
+_HANDLE = re.compile(r"res_[0-9a-f]{32}")
+
+_LONGEST_NAME = 100
+"""How long a name may be to stand in a record's id, which has room for 160 characters."""
+
+
+def result_prefix(name: str) -> str:
+    """What the ids of the records of a session's (or a durable run's) results begin with."""
+    short = name if len(name) <= _LONGEST_NAME else hashlib.sha256(name.encode()).hexdigest()
+    return f"{short}.result-"
+
+
+class KeptResults:
+    """Where one run keeps its results.
+
+    Args:
+        session_id: The session or durable run they belong to; no other can read them.
+        store: Where they outlive the process; `None` for a run that leaves nothing in a store.
+        area: The memory of the process.
+    """
+
+    def __init__(self, session_id: str | None, store: CheckpointStore | None = None, area: SpillArea = AREA) -> None:
+        self._session_id = session_id
+        self._store = None if session_id is None else store
+        self._area = area
+        self._unsaved: dict[str, str] = {}
+
+    def keep(self, text: str) -> str:
+        """Keeps a text and returns its handle. It is in the store after the next `save()`."""
+        handle = self._area.keep(text, self._session_id)
+        if self._store is not None:
+            self._unsaved[handle] = text
+        return handle
+
+    async def save(self) -> None:
+        """Returns once everything kept so far is in the store."""
+        while self._unsaved and self._store is not None:
+            handle, text = next(iter(self._unsaved.items()))
+            await self._store.save({"sessionId": self._key(handle), "status": "finished", "messages": [user(text).to_dict()]})
+            self._unsaved.pop(handle, None)
+
+    async def read(self, handle: str) -> str | None:
+        """The text, or `None`: unknown, dropped, or of another session."""
+        text = self._area.read(handle, self._session_id)
+        if text is not None or self._store is None or not _HANDLE.fullmatch(handle):
+            return text
+        saved = await self._store.load(self._key(handle))
+        return None if saved is None else Message.from_dict(saved["messages"][0]).text
+
+    def _key(self, handle: str) -> str:
+        return f"{result_prefix(str(self._session_id))}{handle}"
+
+
+def read_result_tool(cap_chars: float, results: KeptResults) -> Tool[..., Any]:
     """The `read_result` tool of a run whose results are capped at `cap_chars`: what it returns is never cut."""
     most = int(max(1, min(MAX_READ_CHARS, cap_chars - _POSITION_CHARS)))
 
     async def read_result(
-        ctx: ToolContext,
         handle: Annotated[str, Field(description="The handle that the cut result names.")],
         offset: Annotated[int, Field(ge=0, description="The first character to read, from 0.")] = 0,
         limit: Annotated[int, Field(ge=1, description=f"How many characters to read, at most {most}.")] = most,
     ) -> str:
         """Reads a part of an earlier tool result that was too long to be shown whole."""
-        text = area.read(handle, ctx.session_id)
+        text = await results.read(handle)
         if text is None:
             raise ToolExecutionError(
-                f"There is no result {handle!r} any more: results are kept for a while only, in the process that made them. "
-                "Call the tool again.",
+                f"There is no result {handle!r} any more: results are kept for a while only. Call the tool again.",
                 tool_name=READ_RESULT,
             )
         end = min(len(text), offset + min(limit, most))
