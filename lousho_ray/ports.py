@@ -68,6 +68,14 @@ class Reasoning:
 
 
 @dataclass(frozen=True, slots=True)
+class FailedUsage:
+    """What a failed attempt had used, as far as its server told. `model` is the one that was asked."""
+
+    model: str | None
+    usage: ProviderUsage
+
+
+@dataclass(frozen=True, slots=True)
 class RetryNotice:
     """A model call failed and is tried again. `attempt` 1 = the first try failed; `delay_ms` is the delay really used."""
 
@@ -77,6 +85,7 @@ class RetryNotice:
     message: str
     category: str | None
     provider: str
+    spent: FailedUsage | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +97,7 @@ class FallbackNotice:
     from_model: str | None
     to_model: str | None
     message: str
+    spent: FailedUsage | None = None
 
 
 @dataclass(frozen=True, slots=True)

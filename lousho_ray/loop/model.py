@@ -29,6 +29,7 @@ from lousho_ray.messages import Message, ReasoningBlock, ToolCall
 from lousho_ray.ports import (
     MODEL_FINISH_REASONS,
     Chunk,
+    FailedUsage,
     FallbackNotice,
     FinishChunk,
     FinishReason,
@@ -120,7 +121,7 @@ def build_request(state: RunState, deps: RunDeps, *, with_tools: bool = True) ->
 
 
 async def call_model(request: GenerateOptions, deps: RunDeps, state: RunState) -> Reply:
-    """Makes one model call. One that breaks off is booked with what its server had told of its usage, if it had.
+    """Makes one model call. What breaks off, the call or an attempt at it, is booked with what its server had told of its usage.
 
     Raises:
         Aborted: The run was stopped.
@@ -133,8 +134,11 @@ async def call_model(request: GenerateOptions, deps: RunDeps, state: RunState) -
     unfollow = stop.follow(deps.abort)
     deps.inbox.watch(stop)
     try:
-        return await stop.guard(call.stream(request) if deps.stream else call.generate(request))
+        reply = await stop.guard(call.stream(request) if deps.stream else call.generate(request))
+        await _book_attempts(state, call, deps)
+        return reply
     except Exception as error:
+        await _book_attempts(state, call, deps)
         await _book_broken(state, call, deps)
         if not isinstance(error, Aborted) or deps.abort.aborted:
             raise
@@ -153,12 +157,21 @@ def book_usage(state: RunState, request: GenerateOptions, reply: Reply, deps: Ru
     return _book(state, reply, used, deps, estimated=estimated)
 
 
+async def _book_attempts(state: RunState, call: _ModelCall, deps: RunDeps) -> None:
+    """Books the attempts at a call that failed before it was tried again, here or with another provider."""
+    spent, call.spent = call.spent, []
+    for number, failed in enumerate(spent, 1):
+        reply = Reply(served_by=ServedBy("", failed.model))
+        _, spend = _book(state, reply, failed.usage, deps, estimated=True)
+        await deps.budget.report(f"step-{state.steps}-attempt-{number}", spend, state.usage.spend)
+
+
 async def _book_broken(state: RunState, call: _ModelCall, deps: RunDeps) -> None:
     """Books a call that broke off: its input as told, its output as told or as it came, whichever is more."""
     told = call.told
     if told is None:
         return
-    came = Reply("".join(call.text), tuple(call.calls))
+    came = Reply("".join(call.text), tuple(call.calls), served_by=ServedBy("", call.asked))
     used = replace(told, completion_tokens=max(told.completion_tokens, _reply_tokens(came)))
     _, spend = _book(state, came, used, deps, estimated=True)
     await deps.budget.report(f"step-{state.steps}", spend, state.usage.spend)
@@ -201,12 +214,18 @@ class _ModelCall:
     hosted_events: HostedCalls = field(init=False)
     finish: FinishChunk | None = None
     told: ProviderUsage | None = None
+    spent: list[FailedUsage] = field(default_factory=list)
+    asked: str | None = None
 
     def __post_init__(self) -> None:
         self.hosted_events = HostedCalls(self.deps.emitter, self.deps.clock)
 
     async def generate(self, request: GenerateOptions) -> Reply:
-        result = await self.deps.provider.generate(request)
+        try:
+            result = await self.deps.provider.generate(request)
+        except BaseException as error:
+            self.told = partial_usage(error)
+            raise
         self.stop.raise_if_aborted()
         self.deps.inbox.unwatch()
         if not isinstance(result, GenerateResult):
@@ -317,6 +336,10 @@ class _ModelCall:
     def notice(self, notice: ProviderNotice) -> None:
         """A retry or fallback: what the failed attempt thought is closed and is no part of the reply."""
         emitter = self.deps.emitter
+        if isinstance(notice, RetryNotice | FallbackNotice) and notice.spent is not None:
+            self.spent.append(notice.spent)
+        if isinstance(notice, FallbackNotice):
+            self.asked = notice.to_model
         if self.stop.aborted:
             return
         if isinstance(notice, RetryNotice | FallbackNotice):

@@ -15,11 +15,11 @@ from lousho_ray.loop.model import build_request, warn_unpriced
 from lousho_ray.loop.reserve import reserve
 from lousho_ray.loop.state import RunDeps, RunState
 from lousho_ray.messages import Message, assistant
-from lousho_ray.ports import GenerateOptions, GenerateResult, LLMProvider
-from lousho_ray.providers.failures import to_provider_error
+from lousho_ray.ports import FailedUsage, FallbackNotice, GenerateOptions, GenerateResult, LLMProvider, ProviderNotice, RetryNotice
+from lousho_ray.providers.failures import failed_usage, to_provider_error
 from lousho_ray.providers.interception import intercepted
 from lousho_ray.providers.limited import with_rate_limit
-from lousho_ray.providers.metering import meter
+from lousho_ray.providers.metering import Metered, meter, priced
 from lousho_ray.usage import StepUsage
 
 
@@ -101,15 +101,33 @@ async def side_call(
     await reserve(state, deps, provider, request, call_id)
     asked = provider if provider is deps.provider else intercepted(provider)
     limited = with_rate_limit(asked, deps.limiters) if deps.limiters else asked
+    failed: list[FailedUsage] = []
+
+    def note(notice: ProviderNotice) -> None:
+        if isinstance(notice, RetryNotice | FallbackNotice) and notice.spent is not None:
+            failed.append(notice.spent)
+
     try:
-        result = await deps.abort.guard(limited.generate(replace(request, abort=deps.abort)))
+        result = await deps.abort.guard(limited.generate(replace(request, abort=deps.abort, notify=note)))
     except Exception as error:
         await deps.budget.release(call_id)
-        final = to_provider_error(error, provider.name, request.model or provider.default_model)
+        model = request.model or provider.default_model
+        if (spent := failed_usage(error, model)) is not None:
+            failed.append(spent)
+        final = to_provider_error(error, provider.name, model)
         if final is error:
             raise
         raise final from error
+    finally:
+        for number, attempt in enumerate(failed, 1):
+            figures = priced(attempt.model or "unknown", attempt.usage, estimated=True)
+            await _book_side(state, deps, figures, purpose, f"{call_id}-attempt-{number}")
     figures = meter(provider, request, assistant(result.text, result.tool_calls), result.usage, result.served_by)
+    await _book_side(state, deps, figures, purpose, call_id)
+    return result
+
+
+async def _book_side(state: RunState, deps: RunDeps, figures: Metered, purpose: str, call_id: str) -> None:
     if figures.cost is None and state.usage.cost is not None and deps.budget.limits_cost:
         warn_unpriced(figures.model)
     figures.add_to(state.usage)
@@ -117,4 +135,3 @@ async def side_call(
     entry = StepUsage(state.steps, figures.model, figures.usage, figures.estimated, cost_usd, purpose)
     state.step_usage.append(entry)
     await deps.budget.report(call_id, figures.spend, state.usage.spend)
-    return result

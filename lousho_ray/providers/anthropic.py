@@ -96,6 +96,7 @@ class AnthropicProvider(HTTPProvider):
             try:
                 body = await self._reply(request)
             except Exception as exc:
+                note_usage(exc, usage)  # of the parts before this one
                 self.scrubbed(exc)
                 raise
             reader = ReplyReader(model, options.messages)

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from lousho_ray.ports import GenerateOptions
-from lousho_ray.providers.openai_chat import ChatDialect, chat_request, chat_result
+from lousho_ray.providers.openai_chat import ChatDialect, chat_request, chat_result, chat_usage
 from lousho_ray.providers.openai_chat_stream import ChatStream
 from lousho_ray.providers.openai_client import Call, OpenAIClientProvider
 from lousho_ray.providers.reasoning_models import wanted
@@ -75,4 +75,4 @@ class OpenAICompatibleProvider(OpenAIClientProvider):
         reasoning = wanted(options.reasoning, takes_it=False)
         extra = {} if reasoning is None else {"reasoning_effort": reasoning.effort}
         body = chat_request(options, model, dialect, self.warn, stream=stream, extra=extra)
-        return Call("/chat/completions", body, chat_result, ChatStream)
+        return Call("/chat/completions", body, chat_result, ChatStream, chat_usage)

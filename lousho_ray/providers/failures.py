@@ -24,6 +24,7 @@ from lousho_ray.errors import (
     RateLimitError,
     mask_secrets,
 )
+from lousho_ray.ports import FailedUsage
 from lousho_ray.providers.retry_after import retry_after_ms
 from lousho_ray.providers.server_words import error_object, server_words, unreachable_text
 from lousho_ray.usage import ProviderUsage
@@ -71,6 +72,12 @@ def note_usage(exc: BaseException, usage: ProviderUsage | None) -> None:
 def partial_usage(exc: BaseException) -> ProviderUsage | None:
     """What `note_usage` kept with an error or with what caused it."""
     return next((usage for error in _chain(exc) if (usage := error.__dict__.get("partial_usage")) is not None), None)
+
+
+def failed_usage(exc: BaseException, model: str | None) -> FailedUsage | None:
+    """What a failed attempt at `model` had used, for the notice that tells of it."""
+    usage = partial_usage(exc)
+    return None if usage is None else FailedUsage(model, usage)
 
 
 # ------------------------------------------------------------------------------------------------------------- the decision

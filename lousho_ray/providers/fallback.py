@@ -17,7 +17,7 @@ from lousho_ray.ports import (
     ResponseFormat,
     ServedBy,
 )
-from lousho_ray.providers.failures import classify, to_provider_error
+from lousho_ray.providers.failures import classify, failed_usage, to_provider_error
 from lousho_ray.providers.wrapper import (
     ProviderWrapper,
     check_provider,
@@ -152,7 +152,8 @@ class _Call:
         came_from, from_model = self.provider, self.model
         self._index += 1
         self.options = replace(self.options, model=None)
-        notice = FallbackNotice(came_from.name, self.provider.name, from_model, self.model, message)
+        spent = failed_usage(error, from_model)
+        notice = FallbackNotice(came_from.name, self.provider.name, from_model, self.model, message, spent)
         tell((self.options.notify, owner._on_fallback), notice)
 
     def _final(self, error: Exception) -> BaseException:

@@ -35,5 +35,10 @@ def meter(
     """The figures of a call. `reply` is what is counted when the provider reported no `usage`."""
     used = usage if usage is not None else ProviderUsage(estimate_request_tokens(request), estimate_tokens([reply]))
     model = (served_by.model if served_by else None) or request.model or provider.default_model or "unknown"
+    return priced(model, used, estimated=usage is None)
+
+
+def priced(model: str, used: ProviderUsage, *, estimated: bool) -> Metered:
+    """The figures of a call that used so much: the provider's own cost, else that of the price table."""
     cost = Decimal(str(used.cost_usd)) if used.cost_usd is not None else estimate_cost(used, model)
-    return Metered(model, used, cost, usage is None)
+    return Metered(model, used, cost, estimated)

@@ -9,10 +9,10 @@ from urllib.parse import urlsplit
 
 from lousho_ray.hosted_tools import HostedToolType
 from lousho_ray.ports import GenerateOptions, ResponseFormat
-from lousho_ray.providers.openai_chat import ChatDialect, chat_request, chat_result
+from lousho_ray.providers.openai_chat import ChatDialect, chat_request, chat_result, chat_usage
 from lousho_ray.providers.openai_chat_stream import ChatStream
 from lousho_ray.providers.openai_client import Call, OpenAIClientProvider, ambient_headers
-from lousho_ray.providers.openai_responses import UNKNOWN_SETTINGS, responses_request, responses_result
+from lousho_ray.providers.openai_responses import UNKNOWN_SETTINGS, responses_request, responses_result, responses_usage
 from lousho_ray.providers.openai_responses_stream import ResponsesStream
 from lousho_ray.providers.openai_strict import fits_strict_mode
 from lousho_ray.providers.reasoning_models import openai_reasons, wanted
@@ -100,10 +100,10 @@ class OpenAIProvider(OpenAIClientProvider):
             body = responses_request(
                 options, model, files, self.warn, stream=stream, extra=extra, dropped=dropped, strict_schemas=strict
             )
-            return Call("/responses", body, responses_result, ResponsesStream)
+            return Call("/responses", body, responses_result, ResponsesStream, responses_usage)
         extra = {} if reasoning is None else {"reasoning_effort": reasoning.effort}
         body = chat_request(options, model, self._dialect(), self.warn, stream=stream, extra=extra, dropped=dropped)
-        return Call("/chat/completions", body, chat_result, ChatStream)
+        return Call("/chat/completions", body, chat_result, ChatStream, chat_usage)
 
     def _dialect(self) -> ChatDialect:
         return _dialect(self.name, self.base_url, **self.file_rules())

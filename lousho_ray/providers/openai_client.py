@@ -60,12 +60,13 @@ class StreamReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One HTTP call: where it goes, what it sends, and who reads the answer."""
+    """One HTTP call: where it goes, what it sends, and who reads the answer, its stream, and the usage that a failed one tells."""
 
     path: str
     body: bytes
     result: Callable[[Any, GenerateOptions, str | None], GenerateResult]
     reader: Callable[[GenerateOptions, str | None], StreamReader]
+    usage: Callable[[Any], ProviderUsage | None]
 
 
 class OpenAIClientProvider(HTTPProvider):
@@ -137,11 +138,14 @@ class OpenAIClientProvider(HTTPProvider):
         call = self.call(options, model, stream=False)
         client = await self.client()
         self.log_body("request", call.body)
+        body: Any = None
         try:
             response = await self.within(self._post(client, call), "reply")
             self.log_body("reply", response.content)
-            result = call.result(_json(response.content), options, self.name)
+            body = _json(response.content)
+            result = call.result(body, options, self.name)
         except Exception as error:
+            note_usage(error, call.usage(body.get("usage")) if isinstance(body, Mapping) else None)
             self.scrubbed(error)
             raise
         return replace(result, served_by=ServedBy(self.name, model))

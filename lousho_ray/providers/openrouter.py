@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from lousho_ray.ports import GenerateOptions
-from lousho_ray.providers.openai_chat import ChatDialect, chat_request, chat_result
+from lousho_ray.providers.openai_chat import ChatDialect, chat_request, chat_result, chat_usage
 from lousho_ray.providers.openai_chat_stream import ChatStream
 from lousho_ray.providers.openai_client import Call, OpenAIClientProvider
 from lousho_ray.providers.reasoning_models import openrouter_reasons, wanted
@@ -37,7 +37,7 @@ class OpenRouterProvider(OpenAIClientProvider):
         marks = options.prompt_caching == "auto" and model.lower().startswith("anthropic/claude")
         extra = self._reasoning(options, model)
         body = chat_request(options, model, dialect, self.warn, stream=stream, extra=extra, cache_marks=marks)
-        return Call("/chat/completions", body, chat_result, ChatStream)
+        return Call("/chat/completions", body, chat_result, ChatStream, chat_usage)
 
     def _reasoning(self, options: GenerateOptions, model: str) -> dict[str, Any]:
         reasoning = wanted(options.reasoning, openrouter_reasons(model))

@@ -14,7 +14,7 @@ from lousho_ray.clock import SYSTEM_CLOCK, Clock
 from lousho_ray.errors import ConfigurationError, OperationTimeoutError
 from lousho_ray.options import Backoff, Retry, parse_options
 from lousho_ray.ports import Chunk, FinishChunk, GenerateOptions, GenerateResult, LLMProvider, RetryNotice
-from lousho_ray.providers.failures import classify, to_provider_error
+from lousho_ray.providers.failures import classify, failed_usage, to_provider_error
 from lousho_ray.providers.wrapper import (
     ProviderWrapper,
     close_stream,
@@ -157,7 +157,8 @@ class RetryProvider(ProviderWrapper):
         else:
             # "At once" still spreads the calls of a crowd a little.
             delay_ms = asked_ms or abs(moved) * JITTER * min(retry.backoff.initial_ms, retry.backoff.max_ms)
-        notice = RetryNotice(attempt, retry.max_retries, delay_ms, failure.message, failure.category, self.name)
+        spent = failed_usage(error, options.model or self.default_model)
+        notice = RetryNotice(attempt, retry.max_retries, delay_ms, failure.message, failure.category, self.name, spent)
         tell((options.notify, retry.on_retry), notice)
         return delay_ms
 

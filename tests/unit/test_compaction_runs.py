@@ -27,10 +27,13 @@ from lousho_ray.events import CompactionStart, TextDone
 from lousho_ray.messages import ToolCall, system, user
 from lousho_ray.options import RateLimits
 from lousho_ray.ports import GenerateOptions, GenerateResult
+from lousho_ray.providers.failures import TruncatedStreamError, note_usage
 from lousho_ray.providers.limited import with_rate_limit
+from lousho_ray.providers.retry import with_retry
 from lousho_ray.testing.mock_model import mock_model
 from lousho_ray.tokens import estimate_request_tokens
 from lousho_ray.tools.tool import Tool, define_tool
+from lousho_ray.usage import ProviderUsage
 from tests.unit.compaction_support import check_wire
 from tests.unit.loop_support import PolicyProvider, calls, collect, plain
 
@@ -404,6 +407,28 @@ async def test_any_hook_can_make_a_side_call() -> None:
     purposes = [(entry.step, entry.purpose) for entry in result.step_usage]
     assert purposes == [(1, None), (1, "judge"), (1, "gate"), (2, None), (2, "judge")]
     assert result.usage.by_model["judge-1"].calls == 3
+
+
+async def test_a_side_call_that_was_tried_again_costs_what_its_attempts_told() -> None:
+    # COST-06
+    def fail(_: GenerateOptions) -> Any:
+        error = TruncatedStreamError("cut")
+        note_usage(error, ProviderUsage(50, 2))
+        raise error
+
+    inner = mock_model([fail, {"text": "fine", "usage": {"input_tokens": 7, "output_tokens": 1}}], default_model="judge-1")
+    judge = with_retry(inner, backoff={"initial_ms": 0})
+
+    class Judge:
+        name = "judge"
+
+        async def post_generate(self, ctx: Any, reply: Any) -> None:
+            await ctx.generate(judge, GenerateOptions([user("Fine?")]), "judge")
+
+    result = await reader(None, ["done"], hooks=[Judge()]).send("Go.")
+    judged = [(entry.usage.prompt_tokens, entry.estimated) for entry in result.step_usage if entry.purpose == "judge"]
+    assert judged == [(50, True), (7, False)]
+    assert (result.usage.by_model["judge-1"].input_tokens, result.usage.by_model["judge-1"].calls) == (57, 2)
 
 
 async def test_the_forced_answer_of_a_run_out_of_steps_is_compacted_too() -> None:

@@ -21,15 +21,18 @@ from lousho_ray.testing.fake_server import (
     response_event,
     response_object,
     response_usage,
+    status,
     text_delta,
 )
-from tests.wire.matrix_support import Route, Toolbox, an_agent, play, provider_for
+from tests.wire.matrix_support import Route, Toolbox, an_agent, play, provider_for, wire_route
 
 START = message_start({"input_tokens": 1000, "output_tokens": 1, "cache_read_input_tokens": 24})
 TEXT_BLOCK = block_start(0, {"type": "text", "text": ""})
 LONG = "word " * 200
 FAILED = response_object(status="failed", error={"code": "server_error", "message": "no"}, usage=response_usage(70, 30))
 TOLD = {"prompt_tokens": 70, "completion_tokens": 1}
+WHOLE = {"prompt_tokens": 70, "completion_tokens": 30}
+THOUGHT = block_start(0, {"type": "thinking", "thinking": "hm", "signature": ""})
 
 # fmt: off
 BROKEN: dict[str, tuple[Route, list[Any], tuple[int, int] | None]] = {  # how a stream breaks off -> booked input, least output
@@ -126,3 +129,81 @@ async def test_unknown_usage_still_reaches_a_limit(fake_server: FakeServer, told
     assert played.result.finish_reason == "budget-exceeded"
     assert len(fake_server.requests) == 1
     assert box.runs == []
+
+
+# fmt: off
+TRIED: dict[str, tuple[Route, list[Any], bool, tuple[int, int] | None]] = {  # a failed attempt -> streamed or not, what it told
+    "messages-overloaded": ("messages", [START, error_event("overloaded_error", "no"), eof], True, (1024, 1)),
+    "messages-thinking-cut": ("messages", [START, THOUGHT, cut], True, (1024, 1)),
+    "messages-no-start": ("messages", [error_event("overloaded_error", "no"), eof], True, None),
+    "responses-failed": ("responses", [response_created(), response_event("response.failed", response=FAILED)], True, (70, 30)),
+    "responses-failed-whole": ("responses", [status(200, body=FAILED)], False, (70, 30)),
+    "chat-error-with-usage": ("chat", [status(200, body={"error": {"message": "no"}, "usage": WHOLE})], False, (70, 30)),
+    "chat-usage-then-cut": ("chat", [D({}, usage=TOLD), cut], True, (70, 1)),
+    "chat-503": ("chat", [status(503)], False, None),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize(("route", "steps", "streamed", "told"), list(TRIED.values()), ids=list(TRIED))
+async def test_an_attempt_that_was_retried_costs_what_its_server_told(
+    fake_server: FakeServer, route: Route, steps: list[Any], streamed: bool, told: tuple[int, int] | None
+) -> None:
+    # COST-06, C07
+    fake_server.on(wire_route(route), *steps)
+    fake_server.respond(Reply("done", usage=(11, 7)))
+    async with an_agent(provider_for(route, fake_server), ()) as agent:
+        played = await play(agent, "first", streamed=streamed)
+    assert played.result is not None, played.error
+    assert len(fake_server.requests) == 2
+    usage, entries = played.result.usage, played.result.step_usage
+    spent = (0, 0) if told is None else told
+    assert (usage.input_tokens, usage.output_tokens) == (11 + spent[0], 7 + spent[1])
+    assert (usage.model_calls, len(entries), usage.estimated) == ((1, 1, False) if told is None else (2, 2, True))
+    assert (entries[-1].usage.prompt_tokens, entries[-1].estimated) == (11, False)
+    assert usage.cost_usd == pytest.approx(sum(entry.cost_usd or 0 for entry in entries))
+    if streamed:
+        assert played.of("step.done")[-1].usage.input_tokens == 11
+
+
+async def test_what_the_first_provider_had_used_is_filed_under_its_model(fake_server: FakeServer) -> None:
+    # COST-06, COST-03: one attempt, its retry, and the fallback
+    fake_server.on("messages", START, error_event("overloaded_error", "no"), eof)
+    fake_server.on("messages", START, error_event("overloaded_error", "no"), eof)
+    fake_server.respond(Reply("done", usage=(11, 7)))
+    first, second = provider_for("messages", fake_server), provider_for("chat", fake_server)
+    options = {"fallback_models": [second], "retry": {"max_retries": 1, "backoff": {"initial_ms": 1}}}
+    async with an_agent(first, (), **options) as agent:
+        played = await play(agent, "first", streamed=True)
+        await second.aclose()
+    assert played.result is not None, played.error
+    by_model = played.result.usage.by_model
+    assert {model: (used.input_tokens, used.calls) for model, used in by_model.items()} == {
+        "claude-haiku-4-5": (2048, 2),
+        "gpt-4o-mini": (11, 1),
+    }
+    assert played.result.usage.cost_usd is not None
+
+
+async def test_a_fallback_that_breaks_off_is_filed_under_its_own_model(fake_server: FakeServer) -> None:
+    # COST-03, C07
+    fake_server.on("chat", status(401))
+    fake_server.on("messages", START, TEXT_BLOCK, text_delta(0, "hi"), cut)
+    first, second = provider_for("chat", fake_server), provider_for("messages", fake_server)
+    async with an_agent(first, (), fallback_models=[second]) as agent:
+        played = await play(agent, "first", streamed=True)
+        await second.aclose()
+    assert played.error is not None
+    assert played.error.usage is not None
+    assert list(played.error.usage.by_model) == ["claude-haiku-4-5"]
+
+
+async def test_a_budget_counts_the_attempts_that_failed(fake_server: FakeServer) -> None:
+    # COST-06, BUD-15
+    fake_server.on("messages", START, error_event("overloaded_error", "no"), eof)
+    fake_server.respond(Reply(tool_calls=[("f", {})], usage=(11, 7)))
+    box = Toolbox()
+    async with an_agent(provider_for("messages", fake_server), box.tools, limits={"max_tokens": 1000}) as agent:
+        played = await play(agent, "first", streamed=True)
+    assert played.result is not None
+    assert (played.result.finish_reason, box.runs) == ("budget-exceeded", [])
