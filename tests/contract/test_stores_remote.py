@@ -12,7 +12,7 @@ import pytest
 
 from lousho_ray.actors.calling import ActorCaller
 from lousho_ray.actors.store import RemoteStore, StoreActor, StoreReference, offered
-from lousho_ray.durable import store_parts
+from lousho_ray.durable import Sources, StoreParts
 from lousho_ray.errors import StorageError
 from lousho_ray.messages import Message, user
 from lousho_ray.stores.durable_turns import turns_of
@@ -48,6 +48,10 @@ async def test_store_behind_its_actor_keeps_the_rule(backend: str, check: StoreC
         await check(behind_actor(store), clock)
 
 
+def parts_of(store: Any) -> StoreParts:
+    return Sources(store, store, store).parts(InMemoryApprovalStore())
+
+
 class _OnlySessions:
     """A user's store without any optional method."""
 
@@ -79,7 +83,7 @@ async def test_a_remote_store_has_what_the_store_has(tmp_path: Path) -> None:  #
     assert not hasattr(part.sessions, "claim")
     assert (part.checkpoints, part.approvals, part.turns) == (None, None, None)
     two = behind_actor(_TwoParts())
-    parts = store_parts(two, InMemoryApprovalStore())
+    parts = parts_of(two)
     assert isinstance(parts.approvals, InMemoryApprovalStore)
     assert parts.turns is None
     assert hasattr(two.checkpoints, "delete_prefix")
@@ -87,7 +91,7 @@ async def test_a_remote_store_has_what_the_store_has(tmp_path: Path) -> None:  #
     assert [hasattr(files.sessions, name) for name in ("list", "claim", "renew")] == [True, False, False]
     async with SqliteStore(tmp_path / "a.db") as store:
         whole = behind_actor(store)
-        assert store_parts(whole, InMemoryApprovalStore()).turns is whole.turns is not None
+        assert parts_of(whole).turns is whole.turns is not None
 
 
 async def test_turns_of_a_store_whose_part_was_wrapped_are_left_alone(tmp_path: Path) -> None:  # STO-D9

@@ -13,7 +13,7 @@ from lousho_ray import MockProvider, SqliteStore, create_agent
 from lousho_ray.actors import session as session_actor
 from lousho_ray.actors.session import SessionActor, SessionKey
 from lousho_ray.actors.shipping import Shipment
-from lousho_ray.durable import store_parts
+from lousho_ray.durable import Sources
 from lousho_ray.ids import new_id
 from lousho_ray.messages import user
 from lousho_ray.ports import GenerateOptions
@@ -47,7 +47,7 @@ async def test_nothing_of_a_session_is_kept_once_its_turns_are_over(tmp_path: Pa
     actor, shipment = SessionActor(LocalRuntime().spawner), Shipment("digest", [])
     actor._warehouse._definitions["digest"] = agent._definition
     async with SqliteStore(tmp_path / "s.db") as store:
-        actor._stores["store"] = store_parts(store, InMemoryApprovalStore())
+        actor._stores["store"] = Sources(store, store, store).parts(InMemoryApprovalStore())
 
         async def turn(id: str, *, observed: bool) -> None:
             request = TurnRequest(new_id("run_"), (user("hi"),), observed=observed)
