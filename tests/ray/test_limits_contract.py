@@ -31,6 +31,7 @@ from tests.contract.test_limiters import (
     test_a_settled_estimate_lets_the_next_call_pass,
     test_an_oversize_call_passes_alone,
     test_calls_pass_first_in_first_out_and_never_too_many,
+    test_calls_that_come_fast_do_not_wait_and_leave_nothing_behind,
     test_cancelling_half_of_a_hundred_at_random_moments_leaks_nothing,
     test_loops_in_threads_share_the_slots,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "test_an_oversize_call_passes_alone",
     "test_an_unknown_run_is_an_error_and_hurts_no_other",
     "test_calls_pass_first_in_first_out_and_never_too_many",
+    "test_calls_that_come_fast_do_not_wait_and_leave_nothing_behind",
     "test_cancelling_half_of_a_hundred_at_random_moments_leaks_nothing",
     "test_loops_in_threads_report_to_one_lead",
     "test_loops_in_threads_share_the_slots",
