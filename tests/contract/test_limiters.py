@@ -13,20 +13,22 @@ import pytest
 
 from lousho_ray.actors.limiter import LimiterReference, RateLimiterActor, RemoteLink
 from lousho_ray.actors.limiter_client import LimiterClient
+from lousho_ray.clock import SYSTEM_CLOCK, Clock, SystemClock
 from lousho_ray.errors import LoushoError
 from lousho_ray.limits.limiter import RateLimiter, create_rate_limiter
 from lousho_ray.limits.link import Ticket
 from lousho_ray.limits.rate import WAITING
 from lousho_ray.limits.shared import LEASE_S, Reply
 from lousho_ray.options import RateLimits
+from lousho_ray.testing.clock import FakeClock
 from tests.contract.in_process import InProcessHandle
 
 Make = Callable[..., RateLimiter]
 
 
-def remote_limiter(handle: InProcessHandle, limits: dict[str, Any]) -> RateLimiter:
+def remote_limiter(handle: InProcessHandle, limits: dict[str, Any], clock: Clock = SYSTEM_CLOCK) -> RateLimiter:
     parsed = RateLimits(**limits)
-    client = LimiterClient(lambda: handle)
+    client = LimiterClient(lambda: handle, clock)
     return RateLimiter(parsed, RemoteLink(client, LimiterReference("in-process", None, "x", parsed)))
 
 
@@ -226,6 +228,28 @@ async def test_a_process_stops_listening_to_an_old_life_that_it_knows_is_over(mo
     held.release()
     (await asyncio.wait_for(waiting, 5)).release()
     (await asyncio.wait_for(later, 5)).release()
+
+
+async def test_the_clocks_of_the_processes_do_not_matter() -> None:
+    # RL-35
+    class Apart(SystemClock):
+        def __init__(self, ahead_s: float) -> None:
+            self.ahead_s = ahead_s
+
+        def now(self) -> float:
+            return super().now() + self.ahead_s
+
+    clock = FakeClock()
+    handle = InProcessHandle(RateLimiterActor(restarted=False, clock=clock))
+    limits = {"requests_per_minute": 2}
+    past, future = (remote_limiter(handle, limits, Apart(seconds)) for seconds in (-5_000.0, 5_000.0))
+    (await asyncio.wait_for(past.acquire(1), 5)).release()
+    (await asyncio.wait_for(future.acquire(1), 5)).release()
+    waiting = [asyncio.create_task(limiter.acquire(1)) for limiter in (future, past)]
+    await until_waiting(past, 2)
+    assert (await past.stats()).next_admission_ms == (await future.stats()).next_admission_ms
+    for call in waiting:
+        call.cancel()
 
 
 async def test_an_answer_given_before_a_loss_is_void_after_it() -> None:

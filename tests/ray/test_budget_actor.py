@@ -8,14 +8,17 @@ import pickle
 import signal
 from collections.abc import Iterator
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
 
+from lousho_ray import GenerateResult, MockProvider, create_agent
 from lousho_ray.actors.budget import ACTOR_OPTIONS, BudgetActor, RemoteLedger, remote_ledger
 from lousho_ray.errors import AgentExecutionError
-from lousho_ray.usage import Spend
+from lousho_ray.stores.sqlite import SqliteStore
+from lousho_ray.usage import ProviderUsage, Spend
 
 
 @pytest.fixture
@@ -75,3 +78,17 @@ async def test_an_accountant_that_is_gone_is_an_error(actor: Any, ledger: Remote
     ray.kill(actor)
     with pytest.raises(AgentExecutionError, match="cannot be reached"):
         await asyncio.wait_for(ledger.report("run", "1", Spend(1)), 50)
+
+
+async def test_a_session_of_two_handles_at_once_adds_up_exactly(ray_cluster: str, tmp_path: Path) -> None:
+    # BUD-D4: its turns run in its actor, one at a time
+    store = SqliteStore(tmp_path / "s.db")
+    model = MockProvider(policy=lambda request: GenerateResult("Yes", usage=ProviderUsage(10, 0)))
+    agents = [create_agent(provider=model, store=store, runtime="ray") for _ in range(2)]
+    sessions = [agent.session("added-up", limits={"max_tokens": 55}) for agent in agents]
+    results = await asyncio.gather(*[session.send("Go") for session in sessions for _ in range(4)])
+    assert sorted(result.finish_reason for result in results) == ["budget-exceeded"] * 2 + ["stop"] * 6
+    transcript = await sessions[0].load()
+    assert transcript[-1].metadata is not None
+    assert transcript[-1].metadata["sessionUsage"]["totalTokens"] == 60
+    await store.aclose()
