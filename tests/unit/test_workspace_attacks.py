@@ -222,6 +222,23 @@ async def test_stopped_command_takes_its_daemons_with_it(tmp_path: Path) -> None
     assert alive(marker) == []
 
 
+async def test_commands_of_an_agent_that_is_a_command_end_with_it(tmp_path: Path) -> None:  # WS-14
+    marker, root = f"nested-{os.getpid()}", Path(__file__).parents[2]
+    (tmp_path / "daemon.py").write_text(DAEMON)
+    code = (
+        "import asyncio, sys\nfrom lousho_ray.tools.workspace import NoopSandbox\n"
+        f"asyncio.run(NoopSandbox().exec(sys.executable + ' daemon.py {marker} silent; sleep 600'))"
+    )
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(root)}
+    task = asyncio.create_task(NoopSandbox().run(sys.executable, ("-c", code), cwd=str(tmp_path), env=env))
+    await until(lambda: alive(marker) or task.done())
+    assert not task.done()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert alive(marker) == []
+
+
 async def test_cancellations_while_it_cleans_up_change_nothing(tmp_path: Path) -> None:  # WS-14
     marker = f"again-{os.getpid()}"
     (tmp_path / "daemon.py").write_text(DAEMON)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -277,6 +278,14 @@ async def test_shell_tool_runs_in_a_sandbox(tmp_path: Path) -> None:  # WS-21, L
     result = await call_tool(made, made.parse_plain({"command": "pwd; echo $A$B; ls /sys/class/net"}).value, ToolContext("c"))
     assert result == {"exitCode": 0, "stdout": result["stdout"], "stderr": ""}
     assert result["stdout"].startswith(f"{tmp_path}/sub\n12\n")
+
+
+async def test_sandbox_travels_with_its_rule(site: Site) -> None:  # DEC-R5
+    sandbox: SubprocessSandbox = pickle.loads(pickle.dumps(SubprocessSandbox()))
+    assert "Connection refused" in (await sandbox.run(*fetching(f"http://127.0.0.1:{site.port}/"))).stderr
+    brokered = SubprocessSandbox(network={"allow": ["a.example"]}, broker=create_credential_broker())
+    with pytest.raises(TypeError, match="stays in the process"):
+        pickle.dumps(brokered)
 
 
 async def test_sandboxed_tool_runs_in_the_sandbox_of_the_call(site: Site) -> None:  # TOOL-18, GR-50

@@ -72,7 +72,7 @@ async def run_process(
     mark = uuid.uuid4().hex
     streams = [await _Stream.open(limits.max_output_chars), await _Stream.open(limits.max_output_chars)]
     try:
-        process = await _start(argv, cwd, {**env, MARK: mark}, streams, stdin, pass_fds)
+        process = await _start(argv, cwd, {**env, MARK: _chained(mark)}, streams, stdin, pass_fds)
     except BaseException:
         for stream in streams:
             stream.transport.close()
@@ -170,11 +170,16 @@ def _kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
+def _chained(mark: str) -> str:
+    """A command may run an agent that runs commands: they carry the marks of all above them."""
+    outer = os.environ.get(MARK)
+    return mark if outer is None else f"{outer}:{mark}"
+
+
 def _kill_marked(mark: str) -> None:
     """Kills what left the process group (`setsid`, daemons). Again and again, since it may just be starting something."""
-    wanted = f"{MARK}={mark}".encode()
     for _ in range(_MAX_SWEEPS):
-        found = [pid for pid in _pids() if wanted in _environment(pid)]
+        found = [pid for pid in _pids() if mark.encode() in _mark_of(pid)]
         for pid in found:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -188,10 +193,12 @@ def _pids() -> list[int]:
     return []
 
 
-def _environment(pid: int) -> list[bytes]:
+def _mark_of(pid: int) -> bytes:
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    return []
+        for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            if entry.startswith(f"{MARK}=".encode()):
+                return entry
+    return b""
 
 
 class _Stream:
