@@ -1,9 +1,10 @@
-"""Calls of actors that may die: bounded in time, tried three times, and an error of ours in the end."""
+"""Calls of actors that may die: bounded in time, tried several times, and an error of ours in the end."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lousho_ray.errors import AgentExecutionError
@@ -14,45 +15,48 @@ ACTOR_LOOP = LoopThread()
 notebooks, threads); one conversation for all of them must outlive each. Apart from `SYNC_LOOP`, whose code may block on it."""
 
 RETRY_DELAYS_S = (0.5, 2.0)
-"""Waits between the three attempts. A killed actor is back after about 0.6 s; an open call notices its death after about 1.8 s."""
+"""Waits between three attempts. A killed actor is back after about 0.6 s; an open call notices its death after about 1.8 s."""
 
 
 class ActorCaller:
     """Calls methods of one actor, which is looked up again after a failure.
 
     Args:
-        connect: Returns the actor's handle. May raise when there is none now.
+        connect: Returns the actor's handle. May block, and raise when there is none now.
         what: The actor's name in errors, for example "rate limiter".
+        delays_s: The waits between attempts; how often a call is tried follows from it.
     """
 
-    def __init__(self, connect: Callable[[], Any], what: str) -> None:
+    def __init__(self, connect: Callable[[], Any], what: str, delays_s: Sequence[float] = RETRY_DELAYS_S) -> None:
         self._connect = connect
         self._what = what
+        self._delays_s = delays_s
         self._handle: Any = None
 
     async def __call__(self, method: str, *args: Any, timeout_s: float) -> Any:
         """Calls an idempotent method.
 
         Raises:
-            AgentExecutionError: `LOUSHO_AGENT_EXECUTION_FAILED`, three attempts failed.
+            AgentExecutionError: `LOUSHO_AGENT_EXECUTION_FAILED`, every attempt failed.
         """
-        for delay in (*RETRY_DELAYS_S, None):
+        for delay in (*self._delays_s, None):
             try:
                 return await self._attempt(method, args, timeout_s)
             except Exception as error:
                 self._handle = None
                 if delay is None:
                     raise AgentExecutionError(
-                        f"The {self._what} actor cannot be reached: {len(RETRY_DELAYS_S) + 1} attempts failed, the last with "
+                        f"The {self._what} actor cannot be reached: {len(self._delays_s) + 1} attempts failed, the last with "
                         f"{type(error).__name__}: {_first_line(error)}. Check that the Ray cluster is up."
                     ) from error
                 await asyncio.sleep(delay)
         raise AssertionError("the last attempt returns or raises")
 
     async def _attempt(self, method: str, args: tuple[Any, ...], timeout_s: float) -> Any:
-        if self._handle is None:
-            self._handle = self._connect()
         async with asyncio.timeout(timeout_s):
+            if self._handle is None:
+                self._handle = await asyncio.to_thread(self._connect)  # It asks the head of the cluster, which may not answer.
+            _check_connected(self._handle)
             return await getattr(self._handle, method).remote(*args)
 
 
@@ -66,8 +70,18 @@ def find_actor(name: str, namespace: str | None) -> Any:
     import ray
 
     if not ray.is_initialized():
-        raise ConnectionError("this process is not connected to a Ray cluster")
+        raise ConnectionError(_NOT_CONNECTED)
     return ray.get_actor(name, namespace=namespace)
+
+
+def _check_connected(handle: Any) -> None:
+    """Raises `ConnectionError` for an actor of a cluster that this process has left: Ray would start a new one for the call."""
+    ray = sys.modules.get("ray")
+    if ray is not None and isinstance(handle, ray.actor.ActorHandle) and not ray.is_initialized():
+        raise ConnectionError(_NOT_CONNECTED)
+
+
+_NOT_CONNECTED = "this process is not connected to a Ray cluster"
 
 
 def _first_line(error: BaseException) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import socket
 import threading
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Collection
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ from ray.exceptions import (
     RayTaskError,
     TaskCancelledError,
 )
+from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from lousho_ray.errors import AgentExecutionError, ConfigurationError, LoushoError, OperationTimeoutError
@@ -34,6 +36,9 @@ NAMESPACE = "lousho"
 """All our actors live in one namespace, whatever the driver's own is: independent jobs find the same limiters and stores."""
 
 CONNECT_TIMEOUT_S = 5.0
+
+HEAD_IS_BACK_IN_S = 20.0
+"""How long a head that does not answer is waited for: one that keeps its tables in Redis is back after some seconds."""
 
 CALL_TIMEOUT_S = 60.0
 """The bound of a call that should answer at once; long-polls and turns have bounds of their own."""
@@ -107,6 +112,30 @@ def _wants_token(error: BaseException | None) -> bool:
     return False
 
 
+def reach_head() -> None:
+    """Makes sure that the head of the cluster is there before it is asked: Ray's own calls would wait for it for ever. Blocks.
+
+    A head that is started again is waited for.
+
+    Raises:
+        AgentExecutionError: `LOUSHO_AGENT_EXECUTION_FAILED`: it did not answer within `HEAD_IS_BACK_IN_S`, or this process has left
+            the cluster.
+    """
+    _joined()
+    address: str = ray.get_runtime_context().gcs_address
+    deadline = time.monotonic() + HEAD_IS_BACK_IN_S
+    while True:
+        try:
+            return _knock(address)
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise AgentExecutionError(
+                    f"The Ray cluster is gone: its head at {address} has not answered for {HEAD_IS_BACK_IN_S:g} s ({error}). "
+                    "Ray itself ends a process that has lost its cluster for a minute: start a cluster and this process again."
+                ) from error
+            time.sleep(0.2)
+
+
 async def attached() -> None:
     """`attach()` without blocking the event loop."""
     if ray.is_initialized():
@@ -128,13 +157,13 @@ class ActorLostError(AgentExecutionError):
     """The process behind a call died or cannot be reached; whether the call took effect is unknown."""
 
 
-async def ask(call: Awaitable[T], what: str, *, timeout_s: float | None = CALL_TIMEOUT_S) -> T:
+async def ask(call: Awaitable[T], what: str, *, timeout_s: float = CALL_TIMEOUT_S) -> T:
     """Awaits an actor call with a bound and returns its answer or raises what the actor raised, as the same object it was there.
 
     Args:
         call: The call's object reference.
         what: Names the actor in errors, such as `the session actor of 'user-42'`.
-        timeout_s: Seconds; `None` only for calls that the actor itself bounds.
+        timeout_s: Seconds. What may take longer is asked for by long-polls.
 
     Raises:
         ActorLostError: `LOUSHO_AGENT_EXECUTION_FAILED`: the actor's process died or is out of reach.
@@ -146,7 +175,7 @@ async def ask(call: Awaitable[T], what: str, *, timeout_s: float | None = CALL_T
     except TimeoutError as error:
         if isinstance(error, LoushoError):
             raise
-        ms = (timeout_s or 0) * 1000
+        ms = timeout_s * 1000
         raise OperationTimeoutError(f"{what} did not answer within {ms:g} ms.", operation=what, timeout_ms=ms) from None
     except RayError as error:
         cause = unwrapped(error)
@@ -180,34 +209,103 @@ def unwrapped(error: BaseException) -> BaseException | None:
     return None
 
 
+def live(actor: Any) -> Any:
+    """The actor, to be called. Every call is made through this: in a process that has left its cluster Ray would start another one.
+
+    Raises:
+        ActorLostError: `LOUSHO_AGENT_EXECUTION_FAILED`: this process is in no cluster any more.
+    """
+    _joined()
+    return actor
+
+
+def _joined() -> None:
+    if not ray.is_initialized():
+        raise ActorLostError("This process has left its Ray cluster, and what it had there was lost.")
+
+
 def job_id() -> str:
+    _joined()
     return str(ray.get_runtime_context().get_job_id())
 
 
-def cpu_places() -> list[dict[str, Any]]:
-    """For each CPU of the cluster (at least one) the options that put an actor on its node, as long as that is there.
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A CPU of a node: where an actor is to run. Ray's own `SPREAD` does not keep actors apart that ask for nothing."""
 
-    Ray's own `SPREAD` does not keep actors apart that ask for nothing, and a soft affinity is heeded only for those that ask for
-    something: here for one byte.
-    """
-    every_node: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    nodes = sorted((node for node in every_node if node["Alive"]), key=lambda node: str(node["NodeID"]))
-    places = [_place(node["NodeID"]) for node in nodes for _ in range(int(node["Resources"].get("CPU", 0)))]
-    return places or [{}]
+    node: str
+    number: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.node[:16]}-{self.number}"
+
+    @property
+    def bound(self) -> dict[str, Any]:
+        """The options of an actor that comes with the node and goes with it."""
+        return {"scheduling_strategy": NodeAffinitySchedulingStrategy(self.node, soft=False)}
+
+    @property
+    def preferred(self) -> dict[str, Any]:
+        """The options of an actor that is started again elsewhere when the node is lost.
+
+        A soft affinity is heeded only for actors that ask for something: here for one byte.
+        """
+        return {"scheduling_strategy": NodeAffinitySchedulingStrategy(self.node, soft=True), "memory": 1}
 
 
-def own_place() -> dict[str, Any]:
-    """The options that put an actor on the node of this process: it is lost only with that."""
-    return _place(ray.get_runtime_context().get_node_id())
-
-
-def _place(node: str) -> dict[str, Any]:
-    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True), "memory": 1}
+def cpu_places() -> list[Place]:
+    """The CPUs of the cluster's nodes as they are now; this node when there are none. Blocks."""
+    places = [Place(node["NodeID"], number) for node in _nodes() for number in range(int(node["Resources"].get("CPU", 0)))]
+    return places or [own_place()]
 
 
 def cluster_cpus() -> int:
-    """CPUs of the cluster, at least 1."""
+    """CPUs of the cluster, at least 1. Blocks."""
     return len(cpu_places())
+
+
+def _nodes() -> list[dict[str, Any]]:
+    reach_head()
+    every_node: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return sorted((node for node in every_node if node["Alive"]), key=lambda node: str(node["NodeID"]))
+
+
+def own_place() -> Place:
+    """The node of this process: an actor there is lost only with that."""
+    _joined()
+    return Place(ray.get_runtime_context().get_node_id())
+
+
+def home_of(name: str) -> tuple[str, Place | None]:
+    """The machine that something named stays on, the first time this one; and a node there, if there is one now. Blocks."""
+    nodes, here = _nodes(), own_place()
+    own = next(str(node["NodeManagerAddress"]) for node in nodes if node["NodeID"] == here.node)
+    home = agreed(name, own, this_process())
+    if home == own:
+        return home, here
+    there = [Place(node["NodeID"]) for node in nodes if node["NodeManagerAddress"] == home]
+    return home, there[0] if there else None
+
+
+@functools.lru_cache(maxsize=1_000)
+def agreed(name: str, proposal: str, process: str) -> str:
+    """What the processes of a cluster agree on under a name: the first that was proposed. Blocks.
+
+    Args:
+        process: This process, as the cluster knows it: in another cluster nothing is agreed yet.
+    """
+    reach_head()
+    if _internal_kv_put(name, proposal, overwrite=False, namespace=NAMESPACE):
+        return _internal_kv_get(name, namespace=NAMESPACE).decode()
+    return proposal
+
+
+def this_process() -> str:
+    """What names this process in its cluster: another one after it has joined another cluster."""
+    _joined()
+    context = ray.get_runtime_context()
+    return f"{context.get_node_id()}/{context.get_worker_id()}"  # The first driver of every cluster has the same worker id.
 
 
 def named_actor(cls: type[Any], name: str, *args: Any, options: dict[str, Any], fresh: bool = False) -> Any:
@@ -215,13 +313,14 @@ def named_actor(cls: type[Any], name: str, *args: Any, options: dict[str, Any], 
 
     `fresh`: looks it up, however recently that was done.
     """
-    me = str(ray.get_runtime_context().get_worker_id())
+    me = this_process()
     with _HOLDING:
         held = _HELD.get(name)
         if held is not None and held.process != me:
             held = None
         if held is not None and not fresh and time.monotonic() - held.at < LOOK_UP_AGAIN_S:
             return held.handle
+        reach_head()
         groups = options.get("concurrency_groups")
         remote: Any = ray.remote(cls) if groups is None else ray.remote(concurrency_groups=groups)(cls)  # type: ignore[call-overload]
         rest = {key: value for key, value in options.items() if key != "concurrency_groups"}
@@ -230,6 +329,13 @@ def named_actor(cls: type[Any], name: str, *args: Any, options: dict[str, Any], 
             handle = held.handle  # It may be the one that made the actor, and whose end would end it.
         _HELD[name] = _Held(me, handle, time.monotonic())
         return handle
+
+
+def let_go(prefix: str, but: Collection[str]) -> None:
+    """Ends, where they are not detached, the actors this process made and needs no more: those whose name begins with `prefix`."""
+    with _HOLDING:
+        for name in [name for name in _HELD if name.startswith(prefix) and name not in but]:
+            del _HELD[name]
 
 
 def look_up_again(handle: Any) -> None:

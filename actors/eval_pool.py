@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import ray
 
-from lousho_ray.actors.cluster import ActorLostError, ask
+from lousho_ray.actors.cluster import ActorLostError, ask, live
 from lousho_ray.actors.eval_worker import POLL_S, EvalReport
 from lousho_ray.errors import AgentExecutionError, ConfigurationError
 from lousho_ray.evals.hosting import ShippedCase
@@ -113,14 +114,15 @@ class EvalWorkerClient:
         except asyncio.CancelledError:
             if outcome.done():
                 raise
-            self._handle.stop.remote([shipped.key])
+            with suppress(ActorLostError):
+                live(self._handle).stop.remote([shipped.key])
             record: CaseRecord = await outcome
             return record
         finally:
             self._cases.pop(shipped.key, None)
 
     async def use_limiter(self, limiter: RateLimiter | None) -> None:
-        await ask(self._handle.use_limiter.remote(limiter), _WHAT)
+        await ask(live(self._handle).use_limiter.remote(limiter), _WHAT)
 
     async def close(self) -> None:
         if self._life_task is not None:
@@ -128,7 +130,7 @@ class EvalWorkerClient:
             await asyncio.wait({self._life_task})
         if self.ready:
             try:
-                await ask(self._handle.close.remote(), _WHAT, timeout_s=CLOSE_TIMEOUT_S)
+                await ask(live(self._handle).close.remote(), _WHAT, timeout_s=CLOSE_TIMEOUT_S)
             except Exception as error:
                 self._lose(error)
         ray.kill(self._handle)
@@ -139,7 +141,7 @@ class EvalWorkerClient:
         while self._unsent:
             batch, self._unsent = self._unsent, []
             try:
-                await ask(self._handle.submit.remote(batch), _WHAT, timeout_s=START_TIMEOUT_S)
+                await ask(live(self._handle).submit.remote(batch), _WHAT, timeout_s=START_TIMEOUT_S)
             except Exception as error:
                 self._end([shipped.key for shipped in batch], error)
         self._sending = None
@@ -148,7 +150,7 @@ class EvalWorkerClient:
         """Waits until the worker is ready, then reads its log, from one life to the next."""
         while True:
             try:
-                life = await ask(self._handle.ready.remote(), _WHAT, timeout_s=START_TIMEOUT_S)
+                life = await ask(live(self._handle).ready.remote(), _WHAT, timeout_s=START_TIMEOUT_S)
             except ConfigurationError as error:
                 self.refused = error
                 self._changed.set()
@@ -166,7 +168,7 @@ class EvalWorkerClient:
     async def _read(self, life: str) -> None:
         cursor = 0
         while True:
-            now, reports, cursor = await ask(self._handle.poll.remote(cursor), _WHAT, timeout_s=POLL_TIMEOUT_S)
+            now, reports, cursor = await ask(live(self._handle).poll.remote(cursor), _WHAT, timeout_s=POLL_TIMEOUT_S)
             if now != life:
                 raise ActorLostError(f"{_WHAT} was lost: its process was started again.")
             for report in reports:

@@ -9,13 +9,14 @@ from typing import Any
 
 import ray
 
+from lousho_ray.actors.cluster import ActorLostError
 from lousho_ray.actors.shipping import Shipment, Warehouse
 from lousho_ray.actors.store import RemoteStore, StoreReference
 from lousho_ray.cancellation import AbortReason
 from lousho_ray.durable import Sources, StoreParts
 from lousho_ray.errors import AgentExecutionError
 from lousho_ray.events import Event
-from lousho_ray.handle import LocalRun
+from lousho_ray.handle import LocalRun, contained
 from lousho_ray.loop.inbox import QueuedInput
 from lousho_ray.loop.result import ExecutionResult
 from lousho_ray.messages import Message
@@ -27,6 +28,9 @@ from lousho_ray.turns import SessionLines
 
 POLL_S = 10.0
 """How long a read of events stays open without news."""
+
+ANSWERS_IN_S = POLL_S * 3
+"""The bound of a call that the actor itself answers within `POLL_S`."""
 
 KEPT_S = 60.0
 """How long a finished turn can still be read by a handle that lost its connection."""
@@ -91,6 +95,7 @@ class SessionActor:
         self._stores: dict[str, StoreParts] = {}
         self._remotes: dict[str, RemoteStore] = {}
         self._turns: dict[str, _Turn] = {}
+        self._questions: dict[str, asyncio.Task[Any]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._one_spawner: Spawner | None = None
 
@@ -120,16 +125,31 @@ class SessionActor:
         turn.seen()
         return EventBatch(events, cursor, turn.run.log.at_end(cursor))
 
-    async def call(self, key: SessionKey, shipment: Shipment, method: str, *args: Any) -> Any:
-        """One of the questions a handle asks of its session: see `QUESTIONS`."""
+    async def call(self, key: SessionKey, shipment: Shipment, call_id: str, method: str, *args: Any) -> tuple[bool, Any]:
+        """One of the questions a handle asks of its session (see `QUESTIONS`): whether it is answered, and the answer.
+
+        Waits up to `POLL_S`. Asked again with the same `call_id`, it waits for the same answer.
+        """
         if method not in QUESTIONS:
             raise AgentExecutionError(f"A session has no method {method!r}.")
-        return await getattr(await self._host(key, shipment), method)(*args)
+        task = self._questions.get(call_id)
+        if task is None:
+            host = await self._host(key, shipment)
+            task = self._questions[call_id] = asyncio.create_task(contained(getattr(host, method)(*args)))
+        done, _ = await asyncio.wait({task}, timeout=POLL_S)
+        if not done:
+            task.add_done_callback(lambda _: self._forget_answer(call_id))
+            return False, None
+        self._questions.pop(call_id, None)
+        return True, task.result()
 
-    async def applied(self, run_id: str, input_id: str) -> bool:
-        """Whether an input that was enqueued or steered joined its run; waits until that is known."""
+    async def applied(self, run_id: str, input_id: str) -> bool | None:
+        """Whether an input that was enqueued or steered joined its run; `None` when that is not known within `POLL_S`."""
         item = self._turn(run_id).inputs.get(input_id)
-        return False if item is None else await asyncio.shield(item.applied)
+        if item is None:
+            return False
+        await asyncio.wait({item.applied}, timeout=POLL_S)
+        return item.applied.result() if item.applied.done() else None
 
     async def add_input(self, run_id: str, input_id: str, messages: tuple[Message, ...], steer: bool) -> None:
         """Puts an input into a running turn. Calling it again with the same id changes nothing."""
@@ -180,10 +200,14 @@ class SessionActor:
             self._remotes[reference.name] = reference.connect()
         return self._remotes[reference.name]
 
+    def _forget_answer(self, call_id: str) -> None:
+        """Nobody may come for it any more."""
+        asyncio.get_running_loop().call_later(KEPT_S, self._questions.pop, call_id, None)
+
     def _turn(self, run_id: str) -> _Turn:
         turn = self._turns.get(run_id)
         if turn is None:
-            raise AgentExecutionError(
+            raise ActorLostError(
                 f"The session actor does not know run {run_id}: it was started again meanwhile, or the run ended long ago."
             )
         return turn

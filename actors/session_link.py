@@ -1,44 +1,41 @@
-"""The caller's side of a hosted session: a link that the session handle uses, and the handle's view of one turn."""
+"""The caller's side of a hosted session: the link that its handle uses."""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
 import hashlib
+import time
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import ray
 
-from lousho_ray.actors.cluster import CALL_TIMEOUT_S, ActorLostError, ask, attached, look_up_again
-from lousho_ray.actors.session import POLL_S, SessionKey
-from lousho_ray.actors.shipping import Shipment, Shipper
-from lousho_ray.actors.stream_view import StreamView
-from lousho_ray.cancellation import AbortReason
+from lousho_ray.actors.cluster import CALL_TIMEOUT_S, ActorLostError, ask, attached, live, look_up_again, this_process
+from lousho_ray.actors.hosted_turn import HostedTurn
+from lousho_ray.actors.session import ANSWERS_IN_S, SessionKey
+from lousho_ray.actors.shipping import Shipper
 from lousho_ray.definition import AgentDefinition
 from lousho_ray.durable import PendingTurn
-from lousho_ray.eventlog import EventLog
-from lousho_ray.events import Event
 from lousho_ray.handle import RunSource
 from lousho_ray.ids import new_id
-from lousho_ray.limits.session_spend import without_spend
-from lousho_ray.loop.result import ExecutionResult, final_text
 from lousho_ray.messages import Message
 from lousho_ray.options import Compaction
 from lousho_ray.ports import Observer
-from lousho_ray.session import Request, ResumeRequest, TurnRequest, transcript
+from lousho_ray.session import Request
 from lousho_ray.session_compaction import SessionCompaction
 
 START_TIMEOUT_S = 120.0
 
-RESTART_PAUSES_S = (0.3, 0.6, 1.2, 2.4, 4.8)
-"""Waits for an actor that is being started again: 0.6 s for a process, some seconds more when its node was lost."""
+RESTART_PAUSES_S = (0.3, 0.6, 1.2, 2.4, 4.8, 9.6)
+"""Waits for an actor that is being started again: 0.6 s for a process, up to 18 s when its node was lost."""
 
-MOST_RECOVERIES = 3
-"""How often a durable turn is resumed after its actor was lost; a turn that kills its actor each time is given up."""
+KNOWN_TO_LIVE_S = 2.0
+"""For how long after an answer an actor is taken to be there. One that may not be is asked before a turn is sent to it: a turn that
+was sent once must not be sent again."""
 
 
 class HostedLink:
@@ -57,6 +54,8 @@ class HostedLink:
         self._host = host
         self._key: SessionKey | None = None
         self._actor: Any = None
+        self._process = ""
+        self._answered_at = float("-inf")
         self._last_start: concurrent.futures.Future[None] | None = None
         self.mode: Any = None
         self.seen = 0
@@ -91,12 +90,8 @@ class HostedLink:
 
     async def compact(self, options: Compaction) -> tuple[SessionCompaction, list[Message]]:
         # The options travel inside the definition: a strategy of one's own is shipped as a hook is.
-        definition = replace(self._definition, compaction=options)
-        key, actor = await self.connect()
-        shipment = await self._services()[0].ship(definition)
-        made: tuple[SessionCompaction, list[Message]] = await self.ask(
-            actor, actor.call.remote(key, shipment, "compact"), timeout_s=None
-        )
+        made: tuple[SessionCompaction, list[Message]]
+        made = await self._call("compact", definition=replace(self._definition, compaction=options))
         self.seen = len(made[1])
         return made
 
@@ -115,43 +110,67 @@ class HostedLink:
 
     def sibling(self, session_id: str) -> HostedLink:
         async def key() -> SessionKey:
-            own, _ = await self.connect()
+            own, _ = await self.reach()
             return replace(own, session_id=session_id, private=None if own.private is None else new_id("memory-"))
 
         return HostedLink(self._definition, key, self._services, self._host)
 
-    async def _call(self, method: str, *args: Any) -> Any:
-        key, actor = await self.connect()
-        return await self.ask(actor, actor.call.remote(key, await self._ship(), method, *args))
+    async def _call(self, method: str, *args: Any, definition: AgentDefinition | None = None) -> Any:
+        """Asks the session something. The answer may take as long as it needs, as long as the actor says that it is there."""
+        key, actor = await self.reach()
+        shipment, call_id = await self._services()[0].ship(definition or self._definition), new_id()
+        answered = False
+        while not answered:
+            answered, answer = await self.ask(
+                actor, live(actor).call.remote(key, shipment, call_id, method, *args), timeout_s=ANSWERS_IN_S
+            )
+        return answer
 
-    async def connect(self) -> tuple[SessionKey, Any]:
+    async def reach(self) -> tuple[SessionKey, Any]:
+        """The session's actor, once it is known to be there: one that died at rest is being started again.
+
+        Raises:
+            ActorLostError: `LOUSHO_AGENT_EXECUTION_FAILED`: it did not come back.
+        """
+        for pause_s in (*RESTART_PAUSES_S, None):
+            try:
+                return await self._connect()
+            except ActorLostError:
+                if pause_s is None:
+                    raise
+                await asyncio.sleep(pause_s)
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _connect(self) -> tuple[SessionKey, Any]:
+        await attached()
         if self._key is None:
-            await attached()
             self._key = await self._make_key()
-        if self._actor is None:
+        if self._actor is None or self._process != this_process():
+            self._process = this_process()
             self._actor = await asyncio.to_thread(self._host, self._key)
             if self._key.private is not None:
                 weakref.finalize(self, _forget, self._actor, self._key.private).atexit = False
-        return self._key, self._actor
+        actor = self._actor
+        if time.monotonic() - self._answered_at > KNOWN_TO_LIVE_S:
+            await self.ask(actor, live(actor).turns.remote(), timeout_s=START_TIMEOUT_S)
+        return self._key, actor
 
-    async def send(self, request: Request) -> Any:
-        """Puts a turn in line; returns the actor it runs in."""
-        key, actor = await self.connect()
-        shipment = await self._ship()
-        await self.ask(actor, actor.start.remote(key, shipment, request), timeout_s=START_TIMEOUT_S)
-        return actor
+    async def start_on(self, actor: Any, request: Request) -> None:
+        """Puts a turn in line there."""
+        assert self._key is not None
+        shipment = await self._services()[0].ship(self._definition)
+        await self.ask(actor, live(actor).start.remote(self._key, shipment, request), timeout_s=START_TIMEOUT_S)
 
-    async def ask(self, actor: Any, call: Awaitable[Any], *, timeout_s: float | None = CALL_TIMEOUT_S) -> Any:
+    async def ask(self, actor: Any, call: Awaitable[Any], *, timeout_s: float = CALL_TIMEOUT_S) -> Any:
         """Awaits a call of the session's actor. When that is lost, the next call looks for the actor anew."""
         try:
-            return await ask(call, self.what, timeout_s=timeout_s)
+            answer = await ask(call, self.what, timeout_s=timeout_s)
         except ActorLostError:
             look_up_again(actor)
-            self._actor = None
+            self._actor, self._answered_at = None, float("-inf")
             raise
-
-    async def _ship(self) -> Shipment:
-        return await self._services()[0].ship(self._definition)
+        self._answered_at = time.monotonic()
+        return answer
 
     @property
     def durable(self) -> bool:
@@ -161,221 +180,6 @@ class HostedLink:
     @property
     def what(self) -> str:
         return f"The actor of session '{self._key.session_id}'" if self._key is not None else "A session actor"
-
-
-@dataclass(frozen=True, slots=True)
-class _Home:
-    """Where a turn runs: the actor, and the run's id there. `resumed` says that it goes on from what a lost actor left."""
-
-    actor: Any
-    run_id: str
-    resumed: bool = False
-
-
-class HostedTurn:
-    """A turn that runs in a session actor, as its handle sees it. Events come by long-poll with a cursor.
-
-    When the actor of a durable session dies, the turn is resumed where the session is hosted next, and the handle goes on with
-    that: what was recorded is not done again. The step that was cut off is reported as ended with `error` and begins anew.
-    """
-
-    def __init__(self, link: HostedLink, request: Request, observers: Sequence[Observer]) -> None:
-        self.run_id = request.run_id
-        self._link = link
-        self._request = replace(request, observed=request.observed or bool(observers))
-        self._observers = tuple(observers)
-        # With observers there are two readers, but an actor's log has one: it is read here and kept for the handle.
-        self._log: EventLog[Event] | None = EventLog() if observers and request.observed else None
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._result: asyncio.Task[ExecutionResult[Any]] | None = None
-        self._pumping: asyncio.Task[None] | None = None
-        self._events = StreamView(request.run_id)
-        self._home: asyncio.Task[_Home]
-        self._recovering = asyncio.Lock()
-        self._moved = asyncio.Event()
-        self._recoveries = 0
-        self._seen = link.seen
-
-    def begin(self, after: concurrent.futures.Future[None] | None) -> concurrent.futures.Future[None]:
-        """Starts the turn once `after` is done; the future it returns is done when it has. It may be awaited on any event loop."""
-        begun: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._home = self._task(self._start(after))
-        self._home.add_done_callback(lambda _: begun.set_result(None))
-        self._result = self._task(self._fetch_result())
-        if self._observers:
-            self._pumping = self._task(self._pump())
-        self._result.add_done_callback(self._over)
-        return begun
-
-    def _over(self, _: asyncio.Task[Any]) -> None:
-        """What is left to read is bounded now: the observers get it, whether the handle's own reader goes on or not."""
-        if self._log is not None:
-            self._log.stop_reading()
-
-    async def read(self, cursor: int) -> tuple[list[Event], int, bool]:
-        if self._log is not None:
-            events, cursor = await self._log.read(cursor)
-            return events, cursor, self._log.at_end(cursor)
-        events, end = await self._read()
-        return events, cursor + len(events), end
-
-    async def result(self) -> ExecutionResult[Any]:
-        """The turn's result, once the observers have been told all of its events."""
-        assert self._result is not None
-        try:
-            return await asyncio.shield(self._result)
-        finally:
-            if self._pumping is not None and self._result.done():
-                await asyncio.wait({self._pumping})
-
-    def enqueue(self, messages: tuple[Message, ...]) -> tuple[str, Awaitable[bool]]:
-        return self._add_input(messages, steer=False)
-
-    def steer(self, messages: tuple[Message, ...]) -> tuple[str, Awaitable[bool]]:
-        return self._add_input(messages, steer=True)
-
-    def abort(self, reason: object | None) -> None:
-        portable = AbortReason.of(reason)
-        self._task(self._control(lambda home: home.actor.abort.remote(home.run_id, portable, False)))
-
-    def leave(self) -> None:
-        if self._result is not None and not self._result.done():
-            reason = AbortReason.of("The consumer left the stream.")
-            self._task(self._control(lambda home: home.actor.abort.remote(home.run_id, reason, True)))
-
-    async def _start(self, after: concurrent.futures.Future[None] | None) -> _Home:
-        if after is not None:
-            await asyncio.wait({asyncio.wrap_future(after)})
-        return _Home(await self._link.send(self._request), self.run_id)
-
-    async def _fetch_result(self) -> ExecutionResult[Any]:
-        home = await asyncio.shield(self._home)
-        while True:
-            try:
-                over, result = await self._link.ask(home.actor, home.actor.result.remote(home.run_id), timeout_s=POLL_S * 3)
-            except ActorLostError as error:
-                home = await self._recover(home, error)
-                continue
-            if over and result is None and home.resumed:
-                result = await self._what_was_saved()
-                if result is None:
-                    home = await self._recover(home, None)
-                    continue
-            if over:
-                ended: ExecutionResult[Any] = result
-                if ended is not None and ended.finish_reason not in ("aborted", "awaiting-approval"):
-                    self._link.seen = len(transcript(ended))
-                return ended
-
-    async def _recover(self, lost: _Home, error: ActorLostError | None) -> _Home:
-        """The turn's next home after its actor was lost: where what it left is resumed. Without an error nothing had been left, so
-        that the request itself is sent again."""
-        async with self._recovering:
-            home = await asyncio.shield(self._home)
-            if home is not lost:
-                return home
-            self._recoveries += 1
-            if error is not None and (not self._link.durable or self._recoveries > MOST_RECOVERIES):
-                advice = "resume() the session, or" if self._link.durable else "load the session, then"
-                raise ActorLostError(f"{error.detail} The turn's outcome is unknown: {advice} send again.") from error
-            self._events.cut()
-            run_id = f"{self.run_id}-{self._recoveries}"
-            again: Request = replace(self._request, run_id=run_id)
-            if error is not None:
-                again = ResumeRequest(run_id, self._request.observed, lost=lost.run_id, mode=self._link.mode)
-            self._home = self._task(self._resumed(again, resumed=error is not None))
-            self._moved.set()
-            self._moved = asyncio.Event()
-            return await asyncio.shield(self._home)
-
-    async def _resumed(self, request: Request, *, resumed: bool) -> _Home:
-        for pause_s in RESTART_PAUSES_S:
-            try:
-                return _Home(await self._link.send(request), request.run_id, resumed)
-            except ActorLostError:
-                await asyncio.sleep(pause_s)  # It is being started again.
-        return _Home(await self._link.send(request), request.run_id, resumed)
-
-    async def _what_was_saved(self) -> ExecutionResult[Any] | None:
-        """The result of a turn that had been saved before its actor died, as the transcript tells it; `None` when it had not.
-
-        What was there before the turn is not looked at: the same may have been asked before.
-        """
-        if not isinstance(self._request, TurnRequest):
-            return ExecutionResult(finish_reason="other", run_id=self.run_id)
-        messages, asked = [without_spend(message) for message in await self._link.load()], list(self._request.input)
-        first = self._seen if len(messages) >= self._seen else 0  # a compaction has shortened it
-        for start in range(len(messages) - len(asked), first - 1, -1):
-            if messages[start : start + len(asked)] == asked and len(messages) > start + len(asked):
-                return ExecutionResult(
-                    text=final_text(messages), messages=messages, new_messages=messages[start:], run_id=self.run_id
-                )
-        return None
-
-    async def _read(self) -> tuple[list[Event], bool]:
-        home: _Home | None = None
-        try:
-            home = await asyncio.shield(self._home)
-            call = home.actor.read.remote(home.run_id, self._events.cursor)
-            batch = await ask(call, self._link.what, timeout_s=POLL_S * 3)
-            events = self._events.take(batch.events, batch.cursor)
-        except ActorLostError as error:
-            try:
-                assert home is not None
-                await self._recover(home, error)
-            except Exception as final:
-                return self._events.failed(final), True
-            return self._events.take((), 0), False
-        except Exception as error:
-            return self._events.failed(error), True
-        if not batch.end or self._events.done:
-            return events, batch.end
-        assert self._result is not None
-        if home.resumed and not batch.events:
-            # The resume found nothing left behind: either the turn's result is known by now, or the turn is sent again.
-            moved = self._task(self._moved.wait())
-            await asyncio.wait({self._result, moved}, return_when=asyncio.FIRST_COMPLETED)
-            moved.cancel()
-            if not self._result.done():
-                return events, False
-        failure = await _error_of(self._result)
-        return [*events, *self._events.ended(failure, None if failure is not None else self._result.result())], True
-
-    async def _pump(self) -> None:
-        """Hands the events to the observers here, where the caller is, and keeps them for the handle's own reader."""
-        end = False
-        while not end:
-            events, end = await self._read()
-            for event in events:
-                for observer in self._observers:
-                    observer(event)
-                if self._log is not None:
-                    self._log.append(event)
-                    await self._log.drain()
-        if self._log is not None:
-            self._log.close()
-
-    def _add_input(self, messages: tuple[Message, ...], *, steer: bool) -> tuple[str, Awaitable[bool]]:
-        input_id = new_id("in_")
-        return input_id, asyncio.shield(self._task(self._input_applied(input_id, messages, steer)))
-
-    async def _input_applied(self, input_id: str, messages: tuple[Message, ...], steer: bool) -> bool:
-        home = await asyncio.shield(self._home)
-        await ask(home.actor.add_input.remote(home.run_id, input_id, messages, steer), self._link.what)
-        applied: bool = await ask(home.actor.applied.remote(home.run_id, input_id), self._link.what, timeout_s=None)
-        return applied
-
-    async def _control(self, call: Callable[[_Home], Awaitable[Any]]) -> None:
-        home = await asyncio.shield(self._home)
-        await ask(call(home), self._link.what)
-
-    def _task(self, coroutine: Any) -> asyncio.Task[Any]:
-        """A task of this turn; what it raises belongs to whoever awaits it, and makes no noise when nobody does."""
-        task = asyncio.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return task
 
 
 def host_index(key: SessionKey, hosts: int) -> int:
@@ -389,8 +193,3 @@ def _forget(actor: Any, private: str) -> None:
     with suppress(Exception):
         if ray.is_initialized():
             actor.forget.remote(private).future().add_done_callback(lambda done: done.exception())
-
-
-async def _error_of(task: asyncio.Task[Any]) -> BaseException | None:
-    await asyncio.wait({task})
-    return None if task.cancelled() else task.exception()

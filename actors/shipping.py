@@ -16,6 +16,7 @@ from typing import Any
 import ray
 from ray.cloudpickle import cloudpickle
 
+from lousho_ray.actors.cluster import ask, this_process
 from lousho_ray.actors.obstacle import find_obstacle
 from lousho_ray.definition import AgentDefinition
 from lousho_ray.errors import AgentExecutionError, ConfigurationError, LoushoError, message_of
@@ -40,11 +41,15 @@ class Shipper:
     def __init__(self, promote: Callable[[RateLimiter], None]) -> None:
         self._promote = promote
         self._made: OrderedDict[int, tuple[AgentDefinition, Shipment]] = OrderedDict()
+        self._process = ""
         self._lock = asyncio.Lock()
 
     async def ship(self, definition: AgentDefinition) -> Shipment:
         """The shipment of a definition; the same one for the same object."""
         async with self._lock:
+            if this_process() != self._process:  # What was put into the store of another cluster is not in this one.
+                self._process = this_process()
+                self._made.clear()
             known = self._made.get(id(definition))
             if known is not None and known[0] is definition:
                 self._made.move_to_end(id(definition))
@@ -65,7 +70,7 @@ class Warehouse:
 
     async def unpack(self, shipment: Shipment) -> AgentDefinition:
         if shipment.digest not in self._definitions:
-            data: bytes = await shipment.parcel[0]
+            data: bytes = await ask(shipment.parcel[0], "The object store that holds the agent")
             if shipment.digest not in self._definitions:  # Others waited for the same bytes.
                 self._definitions[shipment.digest], models = cloudpickle.loads(data)
                 adopt_models(models)
@@ -101,7 +106,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._promote = promote
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, RateLimiter) and not obj.shared:
+        if isinstance(obj, RateLimiter):
             self._promote(obj)
         return super().reducer_override(obj)
 

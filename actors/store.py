@@ -8,18 +8,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import ray
 from ray.cloudpickle import cloudpickle
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from lousho_ray.actors.calling import ActorCaller
-from lousho_ray.actors.cluster import NAMESPACE, named_actor
+from lousho_ray.actors.cluster import NAMESPACE, home_of, named_actor, own_place
 from lousho_ray.actors.shipping import portable
 from lousho_ray.errors import AgentExecutionError, StorageError
 from lousho_ray.stores.durable_turns import turns_of
 from lousho_ray.stores.location import StoreLocation
 
 CALL_TIMEOUT_S = 30.0
+RETRY_DELAYS_S = (0.5, 2.0, 4.0, 8.0)
+"""Waits between the attempts of a call: an actor whose node was lost is back after up to 18 s."""
+
 MOST_CALLS = 500
 """Calls of one batch."""
 
@@ -77,12 +78,23 @@ class StoreReference:
         return cls(f"lousho-store-{name}", cloudpickle.dumps(store), offered(store), detached=False)
 
     def actor(self) -> Any:
-        """The store's actor, started when it is not there: on this node, unless its data can be reached from any."""
+        """The store's actor, started when it is not there: on this machine, unless its data can be reached from any. Blocks.
+
+        Raises:
+            StorageError: `LOUSHO_STORAGE_FAILED`: the machine that has the file is not in the cluster.
+        """
         options: dict[str, Any] = {"max_restarts": -1, "max_task_retries": 0, "max_concurrency": 10_000}
-        if isinstance(self.source, bytes) or self.source.on_one_machine:
-            # The file is on this node's disk: the actor must come back here and nowhere else.
-            node = ray.get_runtime_context().get_node_id()
-            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=False)
+        if isinstance(self.source, bytes):
+            options |= own_place().bound  # What it holds was put there by this process and cannot be had again.
+        elif self.source.on_one_machine:
+            # On another machine the same path would be another file, and an empty one.
+            machine, place = home_of(self.name)
+            if place is None:
+                raise StorageError(
+                    f"The store {self.source.url} is a file on the machine {machine}, which is not in the Ray cluster now. "
+                    "Start a node there; a store that must outlive its machine is an S3Store."
+                )
+            options |= place.bound
         if self.detached:
             options["lifetime"] = "detached"
         return named_actor(StoreActor, self.name, self.source, options=options, fresh=True)
@@ -131,7 +143,7 @@ class RemoteStore:
 
     def __init__(self, reference: StoreReference) -> None:
         self.reference = reference
-        self._call = ActorCaller(reference.actor, f"store {reference.name}")
+        self._call = ActorCaller(reference.actor, f"store {reference.name}", RETRY_DELAYS_S)
         self._batches: dict[asyncio.AbstractEventLoop, _Batcher] = {}
         self.sessions = self._part("sessions")
         self.checkpoints = self._part("checkpoints")

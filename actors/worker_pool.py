@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from lousho_ray.actors.cluster import LOOK_UP_AGAIN_S, ActorLostError, ask, attached, look_up_again
+from lousho_ray.actors.cluster import LOOK_UP_AGAIN_S, ActorLostError, ask, attached, live, look_up_again
 from lousho_ray.actors.shipping import Shipment, Shipper
 from lousho_ray.actors.worker import POLL_S, Report
 from lousho_ray.cancellation import Aborted, AbortReason, AbortSignal
@@ -116,7 +116,7 @@ class WorkerClient:
         def answered(error: BaseException | None) -> None:
             self.answers, self._probing = error is None, False
 
-        _watch(self._handle.running.remote(), answered)
+        _watch(live(self._handle).running.remote(), answered)
 
     async def run(self, shipment: Shipment, child: ChildRun, emitter: Emitter, abort: AbortSignal) -> ChildOutcome:
         """Runs a child on this worker. A lost worker is an outcome with an `ActorLostError`."""
@@ -155,7 +155,7 @@ class WorkerClient:
         while self._unsent:
             batch, self._unsent = self._unsent, []
             try:
-                life = await ask(self._handle.submit.remote(self._id, batch), _WHAT, timeout_s=SUBMIT_TIMEOUT_S)
+                life = await ask(live(self._handle).submit.remote(self._id, batch), _WHAT, timeout_s=SUBMIT_TIMEOUT_S)
             except Exception as error:
                 self._lose([child.run_id for _, child in batch], error)
                 continue
@@ -174,7 +174,7 @@ class WorkerClient:
         while any(child.life is not None for child in self._children.values()):
             life = self._life
             try:
-                answer = await ask(self._handle.poll.remote(self._id, self._cursor), _WHAT, timeout_s=POLL_TIMEOUT_S)
+                answer = await ask(live(self._handle).poll.remote(self._id, self._cursor), _WHAT, timeout_s=POLL_TIMEOUT_S)
             except Exception as error:
                 # Children of a later life, which began while this call was open, are not lost with it.
                 self._lose([run_id for run_id, child in self._children.items() if child.life == life], error)
@@ -216,7 +216,8 @@ class WorkerClient:
 
     def _tell_to_stop(self, run_ids: Sequence[str], reason: AbortReason) -> None:
         """Sent without waiting for the answer; a worker that is gone has stopped them already."""
-        _watch(self._handle.stop.remote(self._id, list(run_ids), reason))
+        with suppress(ActorLostError):
+            _watch(live(self._handle).stop.remote(self._id, list(run_ids), reason))
 
 
 class _Child:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -26,6 +25,7 @@ from lousho_ray.option_checks import (
     check_choice,
     check_positive_int,
     check_positive_number,
+    check_runtime,
     check_text,
     unknown_keyword,
 )
@@ -130,6 +130,7 @@ def create_agent(*, output: Any = None, **options: Any) -> Agent[Any]:
     spills = check_bool(given.get("spill_tool_results", False), "spill_tool_results")
     tools, hosted = _tools(given.get("tools", ()), check_bool(given.get("ask_question", False), "ask_question"), spills)
     concurrency = given.get("tool_concurrency", "unbounded")
+    runtime = cast("RuntimeName", check_runtime(given.get("runtime")))
     definition = AgentDefinition(
         name=check_text(given.get("name", "agent"), "name"),
         description=check_text(given["description"], "description") if "description" in given else None,
@@ -151,7 +152,7 @@ def create_agent(*, output: Any = None, **options: Any) -> Agent[Any]:
         reasoning=parse_reasoning(given.get("reasoning")),
         prompt_caching=_prompt_caching(given.get("prompt_caching", "auto")),
         rate_limit=_rate_limit(given.get("rate_limit")),
-        subagents=_subagents(given.get("subagents", {})),
+        subagents={name: child.placed(on_ray=runtime == "ray") for name, child in _subagents(given.get("subagents", {})).items()},
         max_subagent_depth=check_positive_int(given.get("max_subagent_depth", 1), "max_subagent_depth", minimum=0),
         hooks=check_hooks(given.get("hooks", ())),
         compaction=check_compaction(given.get("compaction")),
@@ -169,10 +170,11 @@ def create_agent(*, output: Any = None, **options: Any) -> Agent[Any]:
         store=_store(given.get("store")),
         on_event=_listener(given.get("on_event"), "on_event"),
         on_run_end=_listener(given.get("on_run_end"), "on_run_end"),
+        on_ray=runtime == "ray",
         **_providers(given),
     )
     shown = {**given, "output": output} if output is not None else given
-    return Agent(definition, _runtime_name(given.get("runtime")), MappingProxyType({key: _shown(shown[key]) for key in shown}))
+    return Agent(definition, runtime, MappingProxyType({key: _shown(shown[key]) for key in shown}))
 
 
 def _function(given: Mapping[str, Any], name: str) -> Any:
@@ -392,9 +394,3 @@ def _prompt_caching(value: Any) -> Any:
     if value is not False and value != "auto":
         raise ConfigurationError(f'prompt_caching must be "auto" or False; got {value!r}.', field="prompt_caching")
     return value
-
-
-def _runtime_name(value: Any) -> RuntimeName:
-    name = value or os.environ.get("LOUSHO_RUNTIME", "").strip() or "ray"
-    field = "runtime" if value else "LOUSHO_RUNTIME"
-    return cast("RuntimeName", check_choice(name, field, ("local", "ray")))

@@ -25,7 +25,8 @@ class AgentDefinition:
     """Every option of an agent, checked. Function-valued options (`model`, `instructions`, `tools`) are resolved when a run opens.
 
     `provider` already has its retries and fallbacks around it, but no limiter: which limiters apply depends on who runs the agent.
-    `provider_for` builds the provider of a model string that a function-valued `model` returned.
+    `provider_for` builds the provider of a model string that a function-valued `model` returned. `on_ray` says where tools with
+    `ray_options` run: as Ray tasks, or here.
     """
 
     name: str
@@ -64,6 +65,7 @@ class AgentDefinition:
     on_permission_decision: Callable[..., Any] | None = None
     on_permission_mode_change: Callable[[Mapping[str, Any]], Any] | None = None
     audited: bool = False
+    on_ray: bool = False
     approval_store: Any = None
     approval_ttl_ms: float | None = None
     on_agent_drift: Literal["warn", "error", "ignore"] = "warn"
@@ -88,6 +90,13 @@ class AgentDefinition:
         for name in filter(None, path.split("/")):
             definition = definition.subagents[name]
         return definition
+
+    def placed(self, *, on_ray: bool) -> AgentDefinition:
+        """This one as a sub-agent: it runs in the runtime of its lead, and so do its tools."""
+        if self.on_ray == on_ray:
+            return self
+        subagents = {name: child.placed(on_ray=on_ray) for name, child in self.subagents.items()}
+        return replace(self, on_ray=on_ray, subagents=subagents)
 
     def portable(self) -> AgentDefinition:
         """The part that runs elsewhere: observers stay with the caller, stores are reached by reference."""

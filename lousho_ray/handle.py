@@ -162,7 +162,7 @@ class LocalRun:
 
     def start(self, run: Coroutine[Any, Any, ExecutionResult[Any]]) -> None:
         """Starts the run's task on the running event loop."""
-        self.task = asyncio.create_task(_contained(run), name=f"run {self.run_id}")
+        self.task = asyncio.create_task(contained(run), name=f"run {self.run_id}")
         self.task.add_done_callback(self._done)
         self.task.add_done_callback(lambda _: run.close())  # A task that is cancelled before it starts leaves it unawaited.
 
@@ -198,7 +198,7 @@ class LocalRun:
             task.exception()  # Retrieved here, so that a result nobody awaits makes no noise.
 
 
-async def _contained(run: Coroutine[Any, Any, T]) -> T:
+async def contained(run: Coroutine[Any, Any, T]) -> T:
     """A hook that calls `sys.exit()` fails its run; let out of the task it would end the event loop and every run on it."""
     try:
         return await run

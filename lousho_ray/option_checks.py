@@ -8,6 +8,7 @@ whose `field` names the key, such as `limits.max_tokens`.
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Collection, Mapping
 from enum import Enum
@@ -240,3 +241,9 @@ def check_callable(value: T, field: str, kind: str = "a function") -> T:
 
 def _must_be(field: str, allowed: str, value: object, advice: str = "") -> ConfigurationError:
     return ConfigurationError(f"{field} must be {allowed}; got {_shown(value)}.{advice}", field=field)
+
+
+def check_runtime(value: Any) -> str:
+    """`local` or `ray`: what was given, else what `LOUSHO_RUNTIME` says."""
+    name = value or os.environ.get("LOUSHO_RUNTIME", "").strip() or "ray"
+    return check_choice(name, "runtime" if value else "LOUSHO_RUNTIME", ("local", "ray"))

@@ -20,6 +20,7 @@ from lousho_ray.session import SessionLink
 from lousho_ray.session_host import SessionHost
 from lousho_ray.stores.parts import Parts, has_parts
 from lousho_ray.subagents import LocalSpawner, Spawner
+from lousho_ray.tools.execute import Place
 from lousho_ray.turns import SessionLines
 from lousho_ray.usage import Spend
 
@@ -132,6 +133,7 @@ class RayRuntime:
         location = getattr(store, "location", None)
         if isinstance(location, StoreLocation):
             reference = StoreReference.of_location(location, store)
+            reference.actor()  # Started from here: the file is on this machine.
         else:
             try:
                 reference = StoreReference.of_object(store if has_parts(store) else Parts(**{part: store}), new_id())
@@ -178,14 +180,24 @@ async def eval_executor(setup: HostSetup, spent: Spend, *, most: int) -> Executo
     if setup.budget is not None:
         await SuiteBudget(await asyncio.to_thread(_ledger), *setup.budget).open(spent)
     places = await asyncio.to_thread(cpu_places)
-    handles = [await asyncio.to_thread(eval_worker, setup, _ledger, place) for place in places[: max(1, most)]]
+    handles = [await asyncio.to_thread(eval_worker, setup, _ledger, place.preferred) for place in places[: max(1, most)]]
     executor = RayExecutor(handles)
     await executor.open()
     return executor
 
 
+def tool_place() -> Place:
+    """What runs a call of a tool with `ray_options` as a Ray task. Starts nothing."""
+    from lousho_ray.actors.tool_task import run_as_task
+
+    return run_as_task
+
+
 def promote(limiter: RateLimiter) -> None:
-    """Moves a limiter of this process, with its queue and windows, into the limiter actor of the cluster. Blocks."""
+    """Moves a limiter of this process, with its queue and windows, into the limiter actor of the cluster. Blocks.
+
+    One that was moved before finds the actor there: this may be another cluster than it was then.
+    """
     from lousho_ray.actors.cluster import NAMESPACE
     from lousho_ray.actors.limiter import LimiterReference
 
@@ -199,7 +211,7 @@ def _limiter_actor() -> Any:
     from lousho_ray.actors.cluster import named_actor, own_place
     from lousho_ray.actors.limiter import ACTOR_OPTIONS, RateLimiterActor
 
-    return named_actor(RateLimiterActor, LIMITERS, options={**ACTOR_OPTIONS, **own_place(), "lifetime": "detached"})
+    return named_actor(RateLimiterActor, LIMITERS, options={**ACTOR_OPTIONS, **own_place().preferred, "lifetime": "detached"})
 
 
 def _ledger() -> Ledger:
@@ -208,31 +220,32 @@ def _ledger() -> Ledger:
     from lousho_ray.actors.cluster import NAMESPACE, job_id, named_actor, own_place
 
     name = f"lousho-budget-{job_id()}"
-    named_actor(BudgetActor, name, options={**ACTOR_OPTIONS, **own_place()})
+    named_actor(BudgetActor, name, options={**ACTOR_OPTIONS, **own_place().preferred})
     return remote_ledger(name, NAMESPACE)
 
 
 def _worker_actors() -> list[Any]:
-    """The workers of this job, one per CPU of the cluster. Blocks."""
-    from lousho_ray.actors.cluster import cpu_places, job_id, named_actor
+    """The workers of this job, one per CPU that the cluster has now: they come and go with their nodes. Blocks."""
+    from lousho_ray.actors.cluster import cpu_places, job_id, let_go, named_actor
     from lousho_ray.actors.worker import WORKER_OPTIONS, WorkerActor
 
-    return [
-        named_actor(WorkerActor, f"lousho-worker-{job_id()}-{index}", _ledger, options={**WORKER_OPTIONS, **place})
-        for index, place in enumerate(cpu_places())
-    ]
+    prefix = f"lousho-worker-{job_id()}-"
+    places = {f"{prefix}{place.name}": place for place in cpu_places()}
+    let_go(prefix, places)
+    return [named_actor(WorkerActor, name, _ledger, options={**WORKER_OPTIONS, **place.bound}) for name, place in places.items()]
 
 
 def _session_actor(key: Any) -> Any:
-    """The actor that hosts a session: always the same one of this job. Blocks."""
-    from lousho_ray.actors.cluster import cpu_places, job_id, named_actor
+    """The actor that hosts a session: always the same one of this job, whatever nodes come and go. Blocks."""
+    from lousho_ray.actors.cluster import agreed, cpu_places, job_id, named_actor, this_process
     from lousho_ray.actors.session import SESSION_OPTIONS, SessionActor
     from lousho_ray.actors.session_link import host_index
 
     places = cpu_places()
-    index = host_index(key, len(places))
-    options = {**SESSION_OPTIONS, **places[index]}
-    return named_actor(SessionActor, f"lousho-sessions-{job_id()}-{index}", _actor_spawner, options=options)
+    prefix = f"lousho-sessions-{job_id()}"
+    index = host_index(key, int(agreed(prefix, str(len(places)), this_process())))
+    options = {**SESSION_OPTIONS, **places[index % len(places)].preferred}
+    return named_actor(SessionActor, f"{prefix}-{index}", _actor_spawner, options=options)
 
 
 def _actor_spawner() -> Spawner:

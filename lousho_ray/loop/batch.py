@@ -242,7 +242,8 @@ class ToolBatch:
                 )
 
         try:
-            value = await call_tool(run.tool, run.arguments.value, ctx, partial if self._deps.emitter.on else None)
+            on_partial = partial if self._deps.emitter.on else None
+            value = await call_tool(run.tool, run.arguments.value, ctx, on_partial, place=self._deps.place)
         except CallPaused as paused:
             await self._pause(index, paused.ask.seen_from(call, paused.name))
         except PropagatingToolError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import itertools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -29,6 +30,7 @@ from lousho_ray.ports import GenerateOptions, GenerateResult, Ledger, Limiter, L
 from lousho_ray.providers.interception import intercepted, replays
 from lousho_ray.providers.limited import with_rate_limit
 from lousho_ray.providers.wrapper import can_stream, enforces
+from lousho_ray.tools.execute import Place
 from lousho_ray.tools.registry import AnyTool, ToolRegistry, check_hosted_names, collect_all_tools
 from lousho_ray.tools.spill import READ_RESULT, KeptResults, read_result_tool
 from lousho_ray.usage import Spend
@@ -193,6 +195,7 @@ async def open_run(
         recorder=context.recorder,
         resolved=context.resolved,
         services=services,
+        place=_place(definition, tools),
         commit=context.commit,
         clock=context.clock,
     )
@@ -203,6 +206,14 @@ def _kept_results(context: RunContext) -> KeptResults:
     """Where long results are kept: in the store of a run that is recorded, else in memory."""
     recorded = None if context.recorder is None else context.recorder.results
     return KeptResults(context.session_id) if recorded is None else recorded
+
+
+def _place(definition: AgentDefinition, tools: Mapping[str, AnyTool]) -> Place | None:
+    """What runs tools with `ray_options` as Ray tasks. Imported by name: it lies above this module, and most runs need no Ray."""
+    if not definition.on_ray or all(tool.ray_options is None for tool in tools.values()):
+        return None
+    place: Place = importlib.import_module("lousho_ray.runtime").tool_place()
+    return place
 
 
 def input_of(state: RunState) -> tuple[Message, ...]:

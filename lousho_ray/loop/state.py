@@ -18,6 +18,7 @@ from lousho_ray.loop.result import BudgetBreach, ExecutionResult, ToolCallRecord
 from lousho_ray.messages import ImagePart, Message, ToolCall
 from lousho_ray.permissions import ModeCell, Permissions
 from lousho_ray.ports import FinishReason, Limiter, LLMProvider, Reasoning, ToolDefinition
+from lousho_ray.tools.execute import Place
 from lousho_ray.tools.registry import AnyTool
 from lousho_ray.tools.spill import KeptResults
 from lousho_ray.usage import StepUsage, Usage
@@ -62,8 +63,8 @@ class RunDeps:
     `limiters` are around `provider` already; side calls to other providers pass them, too. `settings` are the model settings that
     somebody set. `keep_result` puts a result that is too long aside and returns its handle. `call_instructions` extend the system
     prompt of each request and are stored nowhere. `audited` says that somebody hears of every decision on a call. `drift` is how
-    the agent changed since the run was saved. `services` is what delegating tools (`task`) need. `commit` saves the finished turn
-    of a session: `run.done` is only reported once it has returned.
+    the agent changed since the run was saved. `services` is what delegating tools (`task`) need, `place` runs those with
+    `ray_options`. `commit` saves the finished turn of a session: `run.done` is only reported once it has returned.
     """
 
     agent_name: str
@@ -102,6 +103,7 @@ class RunDeps:
     resolved: ResolvedApproval | None = None
     drift: Mapping[str, Any] | None = None
     services: Any = None
+    place: Place | None = None
     commit: Callable[[ExecutionResult[Any]], Awaitable[None]] | None = None
     clock: Clock = SYSTEM_CLOCK
     definitions: tuple[ToolDefinition, ...] = field(init=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -78,9 +79,38 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
     if effect is not None and effect not in effects:
         problem = f"is {effect!r}; it is 'read', 'idempotent' or 'once'.{suggest(str(effect), effects)}"
         raise invalid(f"`effect` of tool {name!r} {problem}", "effect")
+    check_ray_options(name, options.get("ray_options"))
     sandboxed = options.get("sandbox_execute")
     if sandboxed is not None and not callable(sandboxed):
         raise invalid(f"`sandbox_execute` of tool {name!r} is {sandboxed!r}, which cannot be called.", "sandbox_execute")
+
+
+_NUMBERS = ("num_cpus", "num_gpus", "memory")
+
+RAY_OPTIONS = frozenset({*_NUMBERS, "resources", "accelerator_type", "label_selector", "runtime_env"})
+"""What a tool may ask of the cluster, by Ray's names. `memory` is in bytes; `resources` maps names of the cluster to amounts."""
+
+
+def check_ray_options(name: str, options: Any) -> None:
+    """Raises `ConfigurationError` (`LOUSHO_CONFIG_INVALID`) for a wish that Ray would not understand, before a task is sent."""
+    if options is None:
+        return
+    if not isinstance(options, Mapping):
+        raise invalid(f"`ray_options` of tool {name!r} is {options!r}; it is a dict such as {{'num_gpus': 1}}.", "ray_options")
+    for key in options:
+        if key not in RAY_OPTIONS:
+            known = f"{suggest(str(key), RAY_OPTIONS)} Known: {', '.join(sorted(RAY_OPTIONS))}."
+            raise invalid(f"`ray_options` of tool {name!r} has no option {key!r}.{known}", "ray_options")
+    amounts = {key: options[key] for key in _NUMBERS if key in options} | dict(_resources(name, options.get("resources", {})))
+    for key, amount in amounts.items():
+        if not isinstance(amount, int | float) or isinstance(amount, bool) or not 0 <= amount < math.inf:
+            raise invalid(f"`ray_options` of tool {name!r}: {key} is {amount!r}; it is a number from 0.", "ray_options")
+
+
+def _resources(name: str, resources: Any) -> Mapping[str, Any]:
+    if not isinstance(resources, Mapping):
+        raise invalid(f"`ray_options` of tool {name!r}: resources is {resources!r}; it is a dict of name to amount.", "ray_options")
+    return resources
 
 
 def invalid(message: str, option: str) -> ConfigurationError:

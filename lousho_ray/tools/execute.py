@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import io
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing
 from typing import Any
 
@@ -16,6 +16,9 @@ from lousho_ray.tools.tool import Tool
 
 OnPartial = Callable[[Any, int], None]
 """Gets each snapshot of an async generator tool, and its index from 0."""
+
+Place = Callable[[Tool[..., Any], Any, ToolContext], Awaitable[Any]]
+"""Runs a tool that has `ray_options` elsewhere."""
 
 MAX_ITEMS = 10_000
 """How many values a tool's iterator may yield."""
@@ -36,12 +39,20 @@ class SandboxRequiredError(ToolExecutionError):
 
 
 async def call_tool(
-    tool: Tool[..., Any], value: Any, ctx: ToolContext, on_partial: OnPartial | None = None, *, sandbox: Any = None
+    tool: Tool[..., Any],
+    value: Any,
+    ctx: ToolContext,
+    on_partial: OnPartial | None = None,
+    *,
+    sandbox: Any = None,
+    place: Place | None = None,
 ) -> Any:
     """Runs a tool with validated arguments and returns its result.
 
     Sync functions run in a thread with a copy of the context variables, async ones in the calling task. An async generator is read
     to its end, each yield handed to `on_partial`; its last one is the result. Other iterators become lists, awaitables are awaited.
+
+    `place` runs those that have `ray_options`.
 
     Cancelling the calling task cancels an async tool, also one that swallows the cancellation; a tool in a thread is waited for
     (cancel twice to leave it behind).
@@ -53,7 +64,10 @@ async def call_tool(
     task = asyncio.current_task()
     cancels_before = 0 if task is None else task.cancelling()
     try:
-        result = await _settled(tool.name, await _started(tool, value, ctx, sandbox), on_partial)
+        if place is not None and tool.ray_options is not None:
+            result = await place(tool, value, ctx)
+        else:
+            result = await _settled(tool.name, await _started(tool, value, ctx, sandbox), on_partial)
     except BaseException as error:
         if task is not None and task.cancelling() > cancels_before:
             raise asyncio.CancelledError from None

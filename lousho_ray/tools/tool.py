@@ -45,6 +45,8 @@ class Tool(Generic[P, R]):
         sandbox_execute: `fn(args, sandbox, ctx)`, used instead of the function where a tool runs sandboxed.
         max_calls_per_run: How many calls of it one run executes.
         effect: What a repeated call does; `once` is not repeated after a crash.
+        ray_options: Runs it as a Ray task that asks for these resources (`num_gpus`, `num_cpus`, `memory`, `resources`, ...), once:
+            a task that is lost is a failed call. With `runtime="local"` it runs in the process like any tool.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Tool(Generic[P, R]):
     sandbox_execute: Callable[..., Any] | None = None
     max_calls_per_run: int | None = None
     effect: Effect | None = None
+    ray_options: Mapping[str, Any] | None = None
     bound_to: Any = None
 
     def __post_init__(self) -> None:
@@ -230,6 +233,7 @@ def define_tool(
     sandbox_execute: Callable[..., Any] | None = None,
     max_calls_per_run: int | None = None,
     effect: Effect | None = None,
+    ray_options: Mapping[str, Any] | None = None,
     **unknown: Any,
 ) -> Tool[..., Any]:
     """Defines a tool from its parts.
@@ -272,6 +276,7 @@ def tool(
     sandbox_execute: Callable[..., Any] | None = None,
     max_calls_per_run: int | None = None,
     effect: Effect | None = None,
+    ray_options: Mapping[str, Any] | None = None,
 ) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
 
 
@@ -328,6 +333,9 @@ def _make(name: str, description: str, function: Callable[..., Any], spec: Any, 
         spec=spec,
         **{**given, "annotations": hints, "metadata": metadata},
     )
+    if made.ray_options is not None and made.streams:
+        problem = "is an async generator, whose partial results cannot leave a Ray task: return the result, or drop `ray_options`"
+        raise invalid(f"Tool {name!r} {problem}.", "ray_options")
     made.definition  # noqa: B018 - a schema that cannot be made is an error of the definition
     return made
 

@@ -16,7 +16,7 @@ import psutil
 import ray
 
 from lousho_ray import Agent, GenerateResult, MockProvider, OpenAICompatibleProvider, ToolCall, create_agent, tool
-from lousho_ray.actors.cluster import NAMESPACE, cluster_cpus, job_id
+from lousho_ray.actors.cluster import NAMESPACE, cpu_places, job_id
 from lousho_ray.events import Event
 from lousho_ray.messages import Message
 from lousho_ray.ports import GenerateOptions
@@ -28,13 +28,13 @@ SOON_S = 10.0
 
 def workers() -> list[Any]:
     """The worker actors of this job."""
-    return [ray.get_actor(f"lousho-worker-{job_id()}-{index}", NAMESPACE) for index in range(cluster_cpus())]
+    return [ray.get_actor(f"lousho-worker-{job_id()}-{place.name}", NAMESPACE) for place in cpu_places()]
 
 
 def session_actors() -> list[Any]:
     """The session actors of this job that have been started."""
     found = []
-    for index in range(cluster_cpus()):
+    for index in range(len(cpu_places())):
         try:
             found.append(ray.get_actor(f"lousho-sessions-{job_id()}-{index}", NAMESPACE))
         except ValueError:

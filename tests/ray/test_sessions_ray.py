@@ -28,6 +28,7 @@ from lousho_ray import (
     create_agent,
     memory_store,
 )
+from lousho_ray.actors import session_link
 from lousho_ray.actors.cluster import NAMESPACE
 from lousho_ray.messages import user
 from lousho_ray.testing.fake_server import FakeServer, Reply, gate
@@ -343,6 +344,21 @@ async def test_a_durable_turn_of_a_killed_actor_is_finished(server: FakeServer, 
         assert [message.text for message in await session.load() if message.role == "user"] == ["one", "two"]
         calls = [request for request in server.requests if len(request.body["messages"]) == 2]
         assert len(calls) == 1, "the recorded reply is not asked for again"
+
+
+async def test_an_actor_that_is_killed_at_rest_costs_a_delay_and_nothing_else(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # SES-76, R: a turn is sent to an actor that is known to be there
+    monkeypatch.setattr(session_link, "KNOWN_TO_LIVE_S", 0.0)
+    sessions = [agent_of(server).session(f"rest-{number}", store=MemorySessionStore()) for number in range(4)]
+    await asyncio.gather(*[session.send("one") for session in sessions])
+    for actor in session_actors():
+        await kill_process(actor)
+    results = await asyncio.gather(*[session.send("two") for session in sessions])
+    assert [result.text for result in results] == ["heard two"] * 4
+    for session in sessions:
+        assert texts(await session.load()) == ["one", "heard one", "two", "heard two"]
 
 
 SECOND_DRIVER = """

@@ -89,6 +89,7 @@ TOOL_OPTIONS = {
     "sandbox_execute": f"{U}tool_execute.py::test_sandboxed_function_gets_arguments_sandbox_and_context",
     "max_calls_per_run": f"{U}hook_rules.py::test_a_capped_tool_is_denied_past_its_cap_and_told_to_use_what_it_has",
     "effect": f"{DURABLE}a_once_only_call_is_not_repeated_after_a_failure",
+    "ray_options": "ray/test_tool_tasks.py::test_a_call_is_a_task_with_the_resources_that_were_asked_for",
 }
 
 TESTS: dict[str, dict[str, str]] = {

@@ -103,3 +103,82 @@ def test_every_public_name_is_documented() -> None:
         return True
 
     assert [name for name in lousho_ray.__all__ if not documented(name)] == []
+
+
+# ------------------------------------------------------------------------------------------------------------- remote waits
+
+NO_WAIT: Mapping[str, str] = {
+    "actors/cluster.py:named_actor": "makes an actor; Ray answers with a handle at once",
+    "actors/eval_worker.py:eval_worker": "makes an actor",
+    "actors/eval_pool.py:run": "tells a worker to stop; its answer is not waited for",
+    "actors/tool_task.py:run_as_task": "a tool may take as long as it needs; the limits of its run and an abort end it",
+}
+"""Functions that send remote calls without a bound, with the reason."""
+
+BOUNDED = frozenset({"ask", "_watch", "_control"})
+"""Functions that put a bound on the wait for the remote call in their arguments, or wait for none."""
+
+
+def name_called(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id if isinstance(call.func, ast.Name) else ""
+
+
+def unbounded_waits(tree: ast.AST, function: str = "", bounded: bool = False) -> Iterator[str]:
+    """Where a remote call is sent, or its answer is waited for, without a bound: as `function: code`."""
+    for node in ast.iter_child_nodes(tree):
+        inside, safe = function, bounded
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                inside, safe = node.name, False
+            case ast.AsyncWith(items=[ast.withitem(context_expr=ast.Call(args=[limit]) as call)]):
+                safe = safe or (name_called(call) == "timeout" and not _is_none(limit))
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="ray"), attr="get" | "wait"), keywords=keywords):
+                if not any(keyword.arg == "timeout" and not _is_none(keyword.value) for keyword in keywords):
+                    yield f"{inside}: {ast.unparse(node)}"
+            case ast.Call() if name_called(node) in BOUNDED:
+                safe = True
+            case ast.Attribute(value=ast.Call() as call, attr="future") if name_called(call) == "remote":
+                safe = True  # a callback is told of its end
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="ray"), attr="remote")):
+                pass  # makes a class or function remote
+            case ast.Call(func=ast.Attribute(attr="remote")) if not safe:
+                yield f"{inside}: {ast.unparse(node)}"
+            case _:
+                pass
+        if isinstance(node, ast.Call):
+            yield from (f"{inside}: {word.arg}=None" for word in node.keywords if word.arg == "timeout_s" and _is_none(word.value))
+        yield from unbounded_waits(node, inside, safe)
+
+
+def _is_none(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def test_every_remote_wait_has_a_bound() -> None:
+    # A process that hangs must not hang those that wait for it.
+    found = {
+        f"{name_of(path)}:{function}": code
+        for path in modules()
+        if path.is_relative_to(ROOT / "actors") or path.stem == "runtime"
+        for function, code in (wait.split(": ", 1) for wait in unbounded_waits(tree_of(path)))
+    }
+    assert found.keys() == NO_WAIT.keys(), f"unbounded, or an exemption nobody needs: {found}"
+
+
+def test_an_unbounded_remote_wait_is_found() -> None:
+    code = """
+async def wait(actor, ref):
+    await actor.one.remote()
+    async with asyncio.timeout(5):
+        await actor.two.remote()
+    async with asyncio.timeout(None):
+        await actor.three.remote()
+    await ask(actor.four.remote(), "It")
+    await ask(actor.five.remote(), "It", timeout_s=None)
+    ray.get(ref)
+    ray.get(ref, timeout=5)
+    call = actor.six.remote()
+    actor.seven.remote().future().add_done_callback(print)
+"""
+    found = [wait.removeprefix("wait: ") for wait in unbounded_waits(ast.parse(code))]
+    assert found == ["actor.one.remote()", "actor.three.remote()", "timeout_s=None", "ray.get(ref)", "actor.six.remote()"]

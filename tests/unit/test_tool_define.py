@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, assert_type
 
@@ -248,11 +248,26 @@ def test_double_star_allows_extra_keys() -> None:  # chapter 20, Defining
         ({"effect": "reads"}, "Did you mean 'read'?"),
         ({"annotations": {"readonly_hint": True}}, "Did you mean 'read_only_hint'?"),
         ({"sandbox_execute": 3}, "sandbox_execute"),
+        ({"ray_options": 1}, "{'num_gpus': 1}"),
+        ({"ray_options": {"num_gpu": 1}}, "Did you mean 'num_gpus'?"),
+        ({"ray_options": {"max_retries": 3}}, "no option 'max_retries'"),
+        ({"ray_options": {"num_cpus": -1}}, "num_cpus is -1"),
+        ({"ray_options": {"memory": "2GB"}}, "memory is '2GB'"),
+        ({"ray_options": {"resources": {"tpu": True}}}, "tpu is True"),
+        ({"ray_options": {"resources": ["tpu"]}}, "resources is ['tpu']"),
     ],
 )
 def test_bad_options_are_refused_by_name(options: dict[str, Any], says: str) -> None:  # TOOL-04, LES-13, DEC-R7
     assert says in refused(lambda: define_tool(name="x", description="d", execute=nothing, **options)).message
     assert says in refused(lambda: tool(**options)(nothing)).message
+
+
+def test_a_tool_that_streams_cannot_be_a_ray_task() -> None:  # DEC-R8
+    async def counts() -> AsyncIterator[int]:
+        """Counts."""
+        yield 1
+
+    assert "async generator" in refused(lambda: tool(ray_options={"num_gpus": 1})(counts)).message
 
 
 def test_what_is_no_function_is_refused() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import os
 import pickle
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from lousho_ray import GenerateResult, MockProvider, ToolCall, create_agent
 from lousho_ray.errors import OperationTimeoutError, PropagatingToolError, ToolExecutionError
 from lousho_ray.ports import ToolContext
 from lousho_ray.tools import Tool, define_tool, tool
@@ -483,3 +485,29 @@ async def test_sandboxed_function_gets_arguments_sandbox_and_context() -> None: 
     assert await run(of(lambda args: 1, sandbox_execute=three), {"a": 1}, sandbox="box") == ({"a": 1}, "box", CTX)
     assert await run(of(lambda args: 1, sandbox_execute=two), {"a": 1}, sandbox="box") == ({"a": 1}, "box")
     assert await run(of(lambda args: 1, sandbox_execute=two)) == 1
+
+
+async def test_tools_with_ray_options_run_in_the_process_without_a_cluster() -> None:  # DEC-R8
+    @tool(ray_options={"num_gpus": 8})
+    def where() -> int:
+        """Says where it runs."""
+        return os.getpid()
+
+    def policy(request: Any) -> Any:
+        if request.messages[-1].role == "tool":
+            return request.messages[-1].text
+        return GenerateResult(tool_calls=(ToolCall("c", "where", "{}"),), finish_reason="tool_calls")
+
+    # A lead's runtime is that of its sub-agents, too.
+    child = create_agent(provider=MockProvider(policy=policy), tools=[where], description="Says it.", runtime="ray")
+    lead = create_agent(provider=MockProvider(policy=asks_child), subagents={"child": child}, runtime="local")
+    assert str(os.getpid()) in (await lead.send("Go.")).text
+    alone = create_agent(provider=MockProvider(policy=policy), tools=[where], runtime="local")
+    assert (await alone.send("Go.")).text == str(os.getpid())
+
+
+def asks_child(request: Any) -> Any:
+    if request.messages[-1].role == "tool":
+        return request.messages[-1].text
+    arguments = '{"agent": "child", "prompt": "Where?", "description": "Asks"}'
+    return GenerateResult(tool_calls=(ToolCall("t", "task", arguments),), finish_reason="tool_calls")
