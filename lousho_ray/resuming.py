@@ -18,9 +18,10 @@ from lousho_ray.errors import AgentDriftError, LoushoError, ResumeToolMissingErr
 from lousho_ray.fingerprint import Drift, drift
 from lousho_ray.loop.checkpoint import Recorder, RunFacts, thaw
 from lousho_ray.loop.state import Decision, ResolvedApproval, RunDeps, RunState
-from lousho_ray.messages import Message
+from lousho_ray.messages import Message, tool_result, unanswered_calls
 from lousho_ray.ports import ApprovalStore
 from lousho_ray.tools.registry import find_tool
+from lousho_ray.tools.results import error_result
 from lousho_ray.tools.spill import READ_RESULT
 
 log = logging.getLogger("lousho_ray")
@@ -65,11 +66,12 @@ class Unfinished:
         return cls(record, state, tuple(waiting), facts, recorder)
 
 
-async def open_pause(parts: StoreParts, approval_id: str) -> Pause:
-    """Reads a pause without taking it.
+async def open_pause(parts: StoreParts, approval_id: str, session_id: str | None) -> Pause:
+    """Reads a pause without taking it. `session_id` is the session that is to go on with it, if one is.
 
     Raises:
-        LoushoError: `LOUSHO_APPROVAL_NOT_FOUND`: unknown or already decided. `LOUSHO_APPROVAL_ORPHANED`: its turn was dropped.
+        LoushoError: `LOUSHO_APPROVAL_NOT_FOUND`: unknown or already decided. `LOUSHO_APPROVAL_ORPHANED`: its turn was dropped, or
+            its session is in another store.
     """
     record = await parts.approvals.load(approval_id)
     if record is None:
@@ -77,11 +79,22 @@ async def open_pause(parts: StoreParts, approval_id: str) -> Pause:
     pending, snapshot = record
     key = snapshot.get("sessionId")
     if parts.checkpoints is None or key is None:
+        # A turn that is not durable has left a transcript behind when it paused.
+        if snapshot.get("session") is not None and session_id is not None and await parts.sessions.load(session_id) is None:
+            raise approval_orphaned(approval_id)
         return Pause(pending, snapshot)
     saved = await parts.checkpoints.load(key)
     if saved is None or saved.get("approvalId") != approval_id:
         raise approval_orphaned(approval_id)
     return Pause(pending, snapshot, saved)
+
+
+def answer_forgotten(pause: Pause, state: RunState) -> None:
+    """A snapshot of an older version does not say which calls come after the one that waited: they are answered as not run."""
+    for call in unanswered_calls(state.messages) if "remainingToolCalls" not in pause.snapshot else ():
+        if call.id != pause.call_id:
+            answer = error_result(call.name, "not-run", "The call was not run: the run paused before it, and did not keep it.")
+            state.settled.setdefault(call.id, tool_result(call, answer.text, is_error=True))
 
 
 async def take_pause(
@@ -94,6 +107,7 @@ async def take_pause(
     Raises:
         LoushoError: `LOUSHO_APPROVAL_NOT_FOUND`: somebody else was first.
     """
+    answer_forgotten(pause, state)
     approval_id = pause.pending["id"]
     keeps_claims: Any = store if hasattr(store, "claimed") else None
     kept = {key: value for key, value in asdict(decision).items() if value is not None}

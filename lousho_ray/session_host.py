@@ -240,7 +240,7 @@ class SessionHost(SessionRecords):
         self, turn: LocalRun, request: DecisionRequest, emitter: Emitter, lease: TurnLease
     ) -> ExecutionResult[Any]:
         """Takes a paused turn up again with the decision. Of several deciders one gets it."""
-        pause = await reported(open_pause(self._parts, request.approval_id), emitter)
+        pause = await reported(open_pause(self._parts, request.approval_id, self._name), emitter)
         decision = settled_decision(request.decision, pause.pending, self._clock.wall())
         left = self._unfinished(pause.snapshot, turn, str(pause.snapshot.get("sessionId")), pause.saved)
         left.decisions[pause.call_id] = decision

@@ -27,6 +27,7 @@ from lousho_ray.ports import ToolContext
 from lousho_ray.session import DecisionRequest, ResumeRequest, TurnRequest
 from lousho_ray.session_host import SessionHost
 from lousho_ray.stores.memory import memory_store
+from lousho_ray.stores.parts import Parts
 from lousho_ray.stores.sqlite import SqliteStore
 from lousho_ray.testing.clock import FakeClock
 from lousho_ray.testing.mock_model import mock_model
@@ -600,9 +601,8 @@ async def test_images_of_a_turn_that_paused_come_behind_all_its_results(where: s
 async def test_an_agent_without_the_tool_leaves_the_pause_for_one_that_has_it(durable: bool) -> None:
     # APR-24, DUR-41
     log = Log()
-    options: dict[str, Any] = {"store": memory_store()} if durable else {}
-    if not durable:
-        options["approval_store"] = memory_store().approvals
+    store = memory_store()
+    options: dict[str, Any] = {"store": store if durable else Parts(store.sessions, None, store.approvals)}
     agent = paying("never", log=log, **options)
     paused = await agent.session("s").send("Hi")
     model = mock_model(["Done"])
