@@ -175,7 +175,7 @@ class ReplyReader:
         chunks = [chunk for index in sorted(self._open) for chunk in self._stop(index)]
         asked = [_tool_call(block) for _, block in sorted(self._blocks.items()) if block.kind == "tool_use"]
         reason = _FINISH.get(self.stop_reason or "", "other")
-        self.finish_reason, self.calls = settled_calls(reason, unique_calls(asked, self.messages), None, None)
+        self.finish_reason, self.calls = settled_calls(reason, unique_calls(asked, self.messages))
         return chunks + [ToolCallChunk(call) for call in self.calls]
 
     def _note(self, fields: Mapping[str, Any]) -> None:

@@ -240,7 +240,7 @@ class ReplyReader:
         namer = CallNamer(self.messages)
         named = tuple(call for raw in self._calls if (call := namer.name(raw)) is not None)
         reason = _FINISH.get(json_fields.text(line.get("done_reason")), "other")
-        reason, calls = settled_calls(reason, named, None, None)
+        reason, calls = settled_calls(reason, named)
         self.done = True
         self.finish = FinishChunk(
             reason, chat_usage(line), ServedBy(PROVIDER, self.model), json_fields.text(line.get("model")) or None

@@ -232,12 +232,8 @@ def responses_result(body: Any, options: GenerateOptions, provider: str | None =
     output = fields.objects(body["output"])
     text, refused = message_text(output)
     usage = responses_usage(body.get("usage"))
-    calls = unique_calls(
-        (call_of(item) for item in output if item.get("type") == "function_call" and is_finished(item)), options.messages
-    )
-    reason = "content_filter" if refused else responses_finish(body)
-    used = None if usage is None else usage.completion_tokens
-    reason, calls = settled_calls(reason, calls, used, options.get("max_tokens"))
+    asked = [item for item in output if item.get("type") == "function_call"]
+    reason, calls = settle(refused, body, asked, options)
     thoughts = [clean_text(thought) for item in output if item.get("type") == "reasoning" if (thought := item_reasoning(item))]
     return GenerateResult(
         text=clean_text(text),
@@ -248,6 +244,20 @@ def responses_result(body: Any, options: GenerateOptions, provider: str | None =
         hosted_tool_calls=tuple(call for item in output if (call := hosted_call(item)) is not None),
         response_model=model_of(body),
         raw_response=body,
+    )
+
+
+def settle(
+    refused: bool, response: Mapping[str, Any], asked: Sequence[Mapping[str, Any]], options: GenerateOptions
+) -> tuple[str, tuple[ToolCall, ...]]:
+    """The finish reason of a response and the calls of it that may run. `asked` are its `function_call` items."""
+    usage = responses_usage(response.get("usage"))
+    return settled_calls(
+        "content_filter" if refused else responses_finish(response),
+        unique_calls([call_of(item) for item in asked], options.messages),
+        None if usage is None else usage.completion_tokens,
+        options.get("max_tokens"),
+        cut=any(item.get("status") == "incomplete" for item in asked),
     )
 
 
@@ -282,11 +292,6 @@ def item_reasoning(item: Mapping[str, Any]) -> str:
 def call_of(item: Mapping[str, Any]) -> ToolCall:
     """The call of a `function_call` item, under its `call_id`."""
     return ToolCall(fields.text(item.get("call_id")), fields.text(item.get("name")), call_arguments(item.get("arguments")))
-
-
-def is_finished(item: Mapping[str, Any]) -> bool:
-    """Whether a call was written to its end."""
-    return item.get("status") != "incomplete"
 
 
 def hosted_call(item: Mapping[str, Any]) -> HostedToolCall | None:

@@ -21,16 +21,14 @@ from lousho_ray.providers import json_fields as fields
 from lousho_ray.providers.failures import MalformedReplyError, TruncatedStreamError, error_body
 from lousho_ray.providers.openai_chat import model_of
 from lousho_ray.providers.openai_responses import (
-    call_of,
     hosted_call,
-    is_finished,
     message_text,
     raise_failed,
-    responses_finish,
     responses_usage,
+    settle,
 )
 from lousho_ray.providers.sse import ServerSentEvent
-from lousho_ray.providers.transcript import CallNamer, TextJoiner, clean_text
+from lousho_ray.providers.transcript import TextJoiner, clean_text
 from lousho_ray.usage import ProviderUsage
 
 _TEXT = {"response.output_text.delta": False, "response.refusal.delta": True}
@@ -43,14 +41,14 @@ class ResponsesStream:
 
     def __init__(self, options: GenerateOptions, provider: str | None = None) -> None:
         self._provider = provider
-        self._namer = CallNamer(options.messages)
+        self._options = options
         self._text = TextJoiner()
         self._thought = TextJoiner()
         self._thinking = False
         self._wrote = False
         self._refused = False
-        self._sent: set[str] = set()
-        self._called = False
+        self._asked: list[Mapping[str, Any]] = []
+        self._open: dict[str, Mapping[str, Any]] = {}
         self._response: Mapping[str, Any] | None = None
 
     @property
@@ -109,7 +107,11 @@ class ResponsesStream:
             raise error_body(body, provider=self._provider)
 
     def _item_started(self, item: Any) -> Iterator[Chunk]:
-        if isinstance(item, Mapping) and (call := hosted_call(item)) is not None:
+        if not isinstance(item, Mapping):
+            return
+        if item.get("type") == "function_call":
+            self._open[fields.text(item.get("call_id"))] = item
+        elif (call := hosted_call(item)) is not None:
             yield from self._end_thinking()
             yield HostedToolCallChunk(call)
 
@@ -119,16 +121,17 @@ class ResponsesStream:
         if item.get("type") == "reasoning":
             yield from self._end_thinking()
         elif item.get("type") == "function_call":
-            self._sent.add(fields.text(item.get("call_id")))
-            yield from self._call(item)
+            self._open.pop(fields.text(item.get("call_id")), None)
+            self._asked.append(item)
         elif (call := hosted_call(item)) is not None:
             yield HostedToolResultChunk(call)
 
-    def _call(self, item: Mapping[str, Any]) -> Iterator[Chunk]:
-        if is_finished(item) and (call := self._namer.name(call_of(item))) is not None:
-            self._called = True
-            yield from self._end_thinking()
-            yield ToolCallChunk(call)
+    def _all_asked(self, output: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """The calls in the order they were written: of the events, of the terminal one, and those that were only begun."""
+        known = {item.get("call_id") for item in self._asked}
+        asked = self._asked + [item for item in output if item.get("type") == "function_call" and item.get("call_id") not in known]
+        known = {item.get("call_id") for item in asked}
+        return asked + [{**item, "status": "incomplete"} for call_id, item in self._open.items() if call_id not in known]
 
     def _end_thinking(self) -> Iterator[Chunk]:
         if self._thinking:
@@ -153,10 +156,7 @@ class ResponsesStream:
         text, refused = message_text(output)
         if text and not self._wrote:
             yield TextChunk(clean_text(text))
-        reason = "content_filter" if refused or self._refused else responses_finish(response)
-        for item in output if reason != "content_filter" else ():
-            if item.get("type") == "function_call" and fields.text(item.get("call_id")) not in self._sent:
-                yield from self._call(item)
-        if self._called and reason != "content_filter":
-            reason = "tool_calls"
+        reason, calls = settle(refused or self._refused, response, self._all_asked(output), self._options)
+        for call in calls:
+            yield ToolCallChunk(call)
         yield FinishChunk(reason, responses_usage(response.get("usage")), response_model=model_of(response))

@@ -213,13 +213,21 @@ def unique_calls(calls: Iterable[ToolCall], messages: Sequence[Message] = ()) ->
 
 
 def settled_calls(
-    reason: str, calls: tuple[ToolCall, ...], completion_tokens: int | None, max_tokens: int | None
+    reason: str,
+    calls: tuple[ToolCall, ...],
+    completion_tokens: int | None = None,
+    max_tokens: int | None = None,
+    *,
+    cut: bool = False,
 ) -> tuple[str, tuple[ToolCall, ...]]:
     """The finish reason of a reply and the calls of it that may run.
 
-    Calls decide (`stop` next to calls is common), with two exceptions: a filtered reply runs nothing, and a reply whose last
-    arguments were cut off by the token limit, whatever reason it gives, is `length`.
+    Calls decide (`stop` next to calls is common), with two exceptions. A filtered reply runs nothing. And a reply that the token
+    limit ended inside a call is `length`, whatever reason it gives, and runs nothing either, not even its whole calls: what the
+    model asked for is not all there. That is told by the last call's arguments, or by the server (`cut`).
     """
+    if cut and reason != "content_filter":
+        return "length", ()
     if not calls or reason == "content_filter":
         return ("other" if reason == "tool_calls" and not calls else reason), ()
     at_limit = reason == "length" or (max_tokens is not None and completion_tokens is not None and completion_tokens >= max_tokens)

@@ -248,21 +248,12 @@ async def test_an_error_first_is_answered_by_the_fallback(fake_server: FakeServe
     assert list(played.result.usage.by_model) == [MODELS["chat"]]
 
 
-async def test_a_call_that_was_out_is_neither_run_nor_asked_for_again(fake_server: FakeServer) -> None:
-    # L05: the Responses API tells a call as soon as it is complete
-    box = Toolbox()
-    fake_server.on("responses", response_created(), output_item_done(function_call_item("c", "f", "{}")), cut)
-    async with an_agent(provider_for("responses", fake_server), box.tools) as agent:
-        played = await play(agent, "first", streamed=True)
-    assert isinstance(played.error, CompactedLLMProviderError)
-    assert (box.runs, len(fake_server.requests)) == ([], 1)
-
-
 async def test_a_call_that_was_not_out_is_asked_for_again_and_run_once(fake_server: FakeServer) -> None:
     # L05
     box = Toolbox()
     for route, events in {
         "chat": [TC(0, "a", "f", "{}"), cut],
+        "responses": [response_created(), output_item_done(function_call_item("c", "f", "{}")), cut],
         "messages": [
             message_start(),
             block_start(0, {"type": "tool_use", "id": "t", "name": "f", "input": {}}),

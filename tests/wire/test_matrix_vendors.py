@@ -15,6 +15,7 @@ from lousho_ray import SqliteStore, create_agent, define_tool
 from lousho_ray.testing.fake_server import (
     DONE,
     FIN,
+    TC,
     D,
     FakeServer,
     Reply,
@@ -136,10 +137,10 @@ RESPONSES = [
               response_object([{**F_ITEM, "arguments": '{"x"', "status": "incomplete"}], status="incomplete", incomplete_details={"reason": "max_output_tokens"}), finish="length"),
     responses("R02-one-whole-one-cut", [response_created(), output_item_done(F_ITEM), response_incomplete("max_output_tokens", [F_ITEM, {**function_call_item("c2", "g", '{"y"', "fc_2"), "status": "incomplete"}])],
               response_object([F_ITEM, {**function_call_item("c2", "g", '{"y"', "fc_2"), "status": "incomplete"}], status="incomplete", incomplete_details={"reason": "max_output_tokens"}),
-              runs=[RUN_F]),
+              finish="length"),
     responses("R02-filtered-call", [response_created(), output_item_added(F_ITEM), response_incomplete("content_filter", [F_ITEM])],
               response_object([F_ITEM], status="incomplete", incomplete_details={"reason": "content_filter"}), finish="content_filter"),
-    responses("R02-call-and-then-filtered", [response_created(), output_item_done(F_ITEM), response_incomplete("content_filter", [F_ITEM])], finish="content_filter", kinds=["not-run"]),
+    responses("R02-call-and-then-filtered", [response_created(), output_item_done(F_ITEM), response_incomplete("content_filter", [F_ITEM])], finish="content_filter"),
     responses("R02-call-after-all", [response_created(), response_completed([F_ITEM])], response_object([F_ITEM]), runs=[RUN_F]),
     responses("R02-call-twice", [response_created(), output_item_done(F_ITEM), output_item_done(F_ITEM), response_completed([F_ITEM])], response_object([F_ITEM, F_ITEM]), runs=[RUN_F]),
     responses("R02-same-call-id", [response_created(), output_item_done(F_ITEM), output_item_done(function_call_item("c1", "g", '{"y":2}', "fc_2"), 1), response_completed()],
@@ -304,3 +305,48 @@ async def test_signed_reasoning_goes_back_with_its_call_and_nowhere_else(fake_se
     ]
     assert kinds[0] == ["thinking", "tool_use"]
     assert "so" not in json.dumps([kind for kind in kinds[1:] if "thinking" in kind])
+
+
+# ------------------------------------------------------------------------------------------------ a reply that ends inside a call
+
+X1_ITEM, CUT_ITEM = (
+    function_call_item("a", "f", '{"x":1}'),
+    {**function_call_item("b", "g", '{"y":', "fc_2"), "status": "incomplete"},
+)
+OVER = {"reason": "max_output_tokens"}
+CUT_INPUT = [
+    started(0, "a", "f"),
+    input_json_delta(0, '{"x":1}'),
+    block_stop(0),
+    started(1, "b", "g"),
+    input_json_delta(1, '{"y":'),
+]
+
+
+def cut_inside(route: Route) -> tuple[list[Any], Any]:
+    """A whole call of `f` and the beginning of one of `g`, streamed and (where the API can say so) whole."""
+    match route:
+        case "responses":
+            events = [response_created(), output_item_done(X1_ITEM), response_incomplete("max_output_tokens", [X1_ITEM, CUT_ITEM])]
+            return events, response_object([X1_ITEM, CUT_ITEM], status="incomplete", incomplete_details=OVER)
+        case "messages":
+            return [message_start(), *CUT_INPUT, block_stop(1), *ended("max_tokens")], None
+        case _:
+            events = [TC(0, "a", "f", '{"x":1}'), TC(1, "b", "g", '{"y":'), FIN("length"), DONE]
+            calls = [
+                {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+                for call_id, name, arguments in (("a", "f", '{"x":1}'), ("b", "g", '{"y":'))
+            ]
+            return events, completion({"content": None, "tool_calls": calls}, "length")
+
+
+CUT_ROUTES: list[Route] = ["chat", "compatible", "openrouter", "responses", "messages"]
+CUT = [Row(f"length-{route}", *cut_inside(route), finish="length", route=route) for route in CUT_ROUTES]
+
+
+@pytest.mark.parametrize(("row", "mode", "place"), cells(CUT))
+async def test_nothing_of_a_reply_that_ends_inside_a_call_is_run(
+    fake_server: FakeServer, row: Row, mode: Mode, place: Place, tmp_path: Path
+) -> None:
+    # RUN-19, W10, R02: one rule for every API
+    await check(fake_server, row, mode, place, tmp_path)
