@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar, Unpack, cast, overload
@@ -28,6 +27,7 @@ from lousho_ray.option_checks import (
     check_runtime,
     check_text,
     unknown_keyword,
+    warn_deprecated,
 )
 from lousho_ray.options import (
     Limits,
@@ -271,7 +271,7 @@ def _instructions(given: Mapping[str, Any]) -> Any:
                 code="LOUSHO_CONFIG_CONFLICTING_OPTIONS",
                 field="prompt",
             )
-        warnings.warn("create_agent(prompt=) is deprecated; use instructions=.", DeprecationWarning, stacklevel=3)
+        warn_deprecated("create_agent(prompt=) is deprecated; use instructions=.", stacklevel=4)
     instructions = given.get("instructions", given.get("prompt", DEFAULT_INSTRUCTIONS))
     if not isinstance(instructions, str) and not callable(instructions):
         raise ConfigurationError(

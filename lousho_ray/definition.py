@@ -12,7 +12,7 @@ from typing import Any, Literal
 from lousho_ray.fingerprint import fingerprint
 from lousho_ray.hosted_tools import HostedTool
 from lousho_ray.loop.output import OutputContract
-from lousho_ray.options import Compaction, Limits, ModelSettings, SubagentOptions
+from lousho_ray.options import Compaction, Limits, ModelSettings
 from lousho_ray.permissions import PermissionRule
 from lousho_ray.ports import LLMProvider, Reasoning
 from lousho_ray.tools.registry import AnyTool
@@ -51,7 +51,6 @@ class AgentDefinition:
     rate_limit: Any = None
     subagents: Mapping[str, AgentDefinition] = field(default_factory=dict)
     max_subagent_depth: int = 1
-    subagent_options: SubagentOptions = field(default_factory=SubagentOptions)
     hooks: tuple[Any, ...] = ()
     compaction: Compaction | None = None
     approve: Callable[[Mapping[str, Any]], Any] | None = None

@@ -7,9 +7,11 @@ whose `field` names the key, such as `limits.max_tokens`.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import re
+import warnings
 from collections.abc import Collection, Mapping
 from enum import Enum
 from typing import Any, ClassVar, TypeVar
@@ -75,13 +77,9 @@ def parse_options(model: type[O], value: object, *, field: str | None = None) ->
         raise _refused(model, name, error, data) from None
 
 
-def parse_switch(model: type[O], value: object, *, field: str | None = None, default: bool = False) -> O | None:
-    """Like `parse_options` for an option that can be switched: `True` gives the defaults, `False` gives `None`.
-
-    Args:
-        default: Whether the option is on when the value is `None`.
-    """
-    if value is False or (value is None and not default):
+def parse_switch(model: type[O], value: object, *, field: str | None = None) -> O | None:
+    """Like `parse_options` for an option that can be switched: `True` gives the defaults, `False` and `None` give `None`."""
+    if value is False or value is None:
         return None
     return parse_options(model, None if value is True else value, field=field)
 
@@ -194,6 +192,12 @@ def unknown_keyword(name: str, allowed: Collection[str], where: str) -> Configur
 
 
 # ------------------------------------------------------------------------------------------------------------- single options
+
+
+@functools.cache
+def warn_deprecated(text: str, stacklevel: int) -> None:
+    """A `DeprecationWarning` once per process, from however many places. `stacklevel` counts this function as 1."""
+    warnings.warn(text, DeprecationWarning, stacklevel=stacklevel)
 
 
 def check_positive_int(value: object, field: str, minimum: int = 1) -> int:

@@ -32,7 +32,6 @@ __all__ = [
     "RUN_KEYWORDS",
     "SESSION_KEYWORDS",
     "Backoff",
-    "CodeModeOptions",
     "Compaction",
     "Limits",
     "ModelSettings",
@@ -41,8 +40,6 @@ __all__ = [
     "RateLimits",
     "ReasoningOptions",
     "Retry",
-    "SubagentOptions",
-    "ToolSearchOptions",
     "check_bool",
     "check_callable",
     "check_choice",
@@ -176,16 +173,6 @@ class Retry(Options):
 # ------------------------------------------------------------------------------------------------------------ agent features
 
 
-class SubagentOptions(Options):
-    """How sub-agents are offered. `background=False` offers only `task`, without its background form."""
-
-    option = "subagent_options"
-
-    max_concurrent: Whole = Field(default=3, ge=1, description="a whole number of at least 1")
-    await_background_on_finish: Flag = Field(default=False, description="True or False")
-    background: Flag = Field(default=True, description="True or False")
-
-
 class Compaction(Options):
     """When and how a conversation is shortened.
 
@@ -227,48 +214,6 @@ class Compaction(Options):
                 f"compaction.reserve_output_tokens must be below context_window ({self.context_window}); "
                 f"got {self.reserve_output_tokens}.",
                 field="compaction.reserve_output_tokens",
-            )
-
-
-class ToolSearchOptions(Options):
-    """When deferred tools are left out of requests until the model searches for them.
-
-    Attributes:
-        threshold_percent: Share of the context window, 0 to 1, from which the deferred definitions are left out; 0 always.
-        max_results: Tools one search loads.
-        context_window: Tokens; default is what is known about the model.
-        search: The search function in place of the built-in one.
-    """
-
-    option = "tool_search"
-
-    threshold_percent: Number = Field(default=0.1, ge=0, le=1, description="a number from 0 to 1")
-    max_results: Whole = Field(default=5, ge=1, description="a whole number of at least 1")
-    context_window: Whole | None = Field(default=None, ge=1, description="a whole number of at least 1")
-    search: Callable[..., Any] | None = Field(default=None, description="a function")
-
-
-class CodeModeOptions(Options):
-    """The `run_code` tool: which tools its scripts may call and what a script may use.
-
-    Attributes:
-        tools: Names of the callable tools; default all that are callable.
-        exclusive: Takes the callable tools off the model's own list.
-    """
-
-    option = "code_mode"
-
-    tools: tuple[Text, ...] | None = Field(default=None, description="a list of tool names")
-    exclusive: Flag = Field(default=False, description="True or False")
-    timeout_ms: Number = Field(default=30_000.0, gt=0, description="a finite number of milliseconds above 0")
-    memory_limit_bytes: Whole = Field(default=67_108_864, ge=1, description="a whole number of at least 1")
-    max_tool_calls: Whole = Field(default=50, ge=0, description="a whole number of at least 0")
-    max_output_chars: Whole = Field(default=20_000, ge=1, description="a whole number of at least 1")
-
-    def model_post_init(self, context: Any, /) -> None:
-        if "run_code" in (self.tools or ()):
-            raise ConfigurationError(
-                "code_mode.tools must not name run_code: a script cannot call itself.", field="code_mode.tools"
             )
 
 

@@ -13,6 +13,7 @@ import pytest
 from lousho_ray.create import create_agent
 from lousho_ray.errors import ConfigurationError
 from lousho_ray.messages import TextPart, assistant, user
+from lousho_ray.option_checks import warn_deprecated
 from lousho_ray.options import Limits, ModelSettings
 from lousho_ray.ports import GenerateOptions
 from lousho_ray.providers.mock import MockProvider
@@ -142,10 +143,13 @@ async def test_models_are_as_good_as_dicts() -> None:
 
 
 def test_prompt_is_a_deprecated_alias() -> None:
-    # CA-13
-    with pytest.warns(DeprecationWarning, match="instructions"):
+    # CA-13: one warning per process, not one per place
+    warn_deprecated.cache_clear()
+    with pytest.warns(DeprecationWarning, match="instructions") as warned:
         agent = create_agent(provider=MockProvider(), prompt="Be brief.")
     assert agent.definition.instructions == "Be brief."
+    assert [warning.filename for warning in warned] == [__file__]
+    create_agent(provider=MockProvider(), prompt="Be long.")  # a second warning would be an error
     with pytest.raises(ConfigurationError) as caught:
         create_agent(provider=MockProvider(), prompt="a", instructions="a")
     assert caught.value.code == "LOUSHO_CONFIG_CONFLICTING_OPTIONS"

@@ -18,7 +18,6 @@ from lousho_ray.options import (
     RUN_KEYWORDS,
     SESSION_KEYWORDS,
     Backoff,
-    CodeModeOptions,
     Compaction,
     Limits,
     ModelSettings,
@@ -27,8 +26,6 @@ from lousho_ray.options import (
     RateLimits,
     ReasoningOptions,
     Retry,
-    SubagentOptions,
-    ToolSearchOptions,
     check_bool,
     check_callable,
     check_choice,
@@ -107,8 +104,6 @@ KEYS: dict[type[Options], dict[str, tuple[list[Any], list[Any]]]] = {
         "timeout_ms": POSITIVE,
         "idle_timeout_ms": POSITIVE,
     },
-    # SUB-05
-    SubagentOptions: {"max_concurrent": COUNT, "await_background_on_finish": FLAG, "background": FLAG},
     # CMP-01, CMP-02
     Compaction: {
         "threshold_percent": ([0.001, 0.9, 1], [*NOT_FINITE, 0, 1.01, -1]),
@@ -118,22 +113,6 @@ KEYS: dict[type[Options], dict[str, tuple[list[Any], list[Any]]]] = {
         "on_compaction": FUNCTION,
         "preview_chars": NATURAL,
         "memoize_tools": FLAG,
-    },
-    # TS-03
-    ToolSearchOptions: {
-        "threshold_percent": ([0, 0.1, 1], [*NOT_FINITE, -0.1, 1.1]),
-        "max_results": COUNT,
-        "context_window": COUNT,
-        "search": FUNCTION,
-    },
-    # CODE-02
-    CodeModeOptions: {
-        "tools": ([[], ["a"]], ["a", [1], ["run_code"]]),
-        "exclusive": FLAG,
-        "timeout_ms": POSITIVE,
-        "memory_limit_bytes": COUNT,
-        "max_tool_calls": NATURAL,
-        "max_output_chars": COUNT,
     },
     # CA-40
     ProjectInstructionsOptions: {"files": ([["A.md"]], ["A.md", [], [""], ["docs/A.md"], ["..\\A.md"]])},
@@ -194,17 +173,7 @@ def test_none_means_not_given(model: type[Options]) -> None:
 
 def test_the_documented_defaults_hold() -> None:
     assert Retry() == Retry(max_retries=2, backoff={"max_ms": 30_000})  # PRV-62, CA-18
-    assert SubagentOptions().model_dump() == {"max_concurrent": 3, "await_background_on_finish": False, "background": True}
     assert (Compaction().threshold_percent, Compaction().protected_tokens) == (0.9, 40_000)
-    assert (ToolSearchOptions().threshold_percent, ToolSearchOptions().max_results) == (0.1, 5)
-    assert CodeModeOptions().model_dump() == {
-        "tools": None,
-        "exclusive": False,
-        "timeout_ms": 30_000,
-        "memory_limit_bytes": 67_108_864,
-        "max_tool_calls": 50,
-        "max_output_chars": 20_000,
-    }
     assert ProjectInstructionsOptions().files == ("AGENTS.md", "CLAUDE.md")  # CA-39
     assert Limits().on_exceeded == "stop"
 
@@ -311,13 +280,11 @@ def test_compaction_options_that_exclude_each_other() -> None:
 
 
 def test_switches() -> None:
-    # CMP-01, TS-03, CODE-01, CA-18
+    # CMP-01, CA-18
     assert parse_switch(Compaction, None) is None
     assert parse_switch(Compaction, False) is None
     assert parse_switch(Compaction, True) == Compaction()
     assert parse_switch(Compaction, {"protected_tokens": 5}) == Compaction(protected_tokens=5)
-    assert parse_switch(ToolSearchOptions, None, default=True) == ToolSearchOptions()
-    assert parse_switch(ToolSearchOptions, False, default=True) is None
     assert refused(lambda: parse_switch(Compaction, "yes")).field == "compaction"
 
 
