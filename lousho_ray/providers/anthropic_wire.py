@@ -26,6 +26,7 @@ from lousho_ray.providers.transcript import (
     encode_json_sorted,
     repair_pairs,
     split_system,
+    stand_ins,
     wire_id,
     wire_name,
 )
@@ -118,9 +119,8 @@ def build_request(options: GenerateOptions, model: str, warn: Warn, wire: WireOp
     if marks:
         _mark_last(tools)
         _mark_turns(turns)
-    if not tools and (called := {wire_name(call.name) for message in messages for call in message.tool_calls}):
-        # The API refuses calls of a transcript in a request that defines no tools.
-        tools = [encode_tool(ToolDefinition(name, "Cannot be called now.", {"properties": {}})) for name in sorted(called)]
+    if not tools and (called := stand_ins(messages)):
+        tools = [encode_tool(tool) for tool in called]
         head["tool_choice"] = {"type": "none"}
     return MessagesRequest(head, tuple(turns), tuple(tools))
 

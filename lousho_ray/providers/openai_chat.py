@@ -29,6 +29,7 @@ from lousho_ray.providers.transcript import (
     repair_pairs,
     settled_calls,
     split_system,
+    stand_ins,
     text_parts,
     unique_calls,
     unsupported_content,
@@ -119,10 +120,12 @@ def chat_request(
             if index != marked:
                 message.wire_cache[key] = encoded
         pieces.append(encoded)
-    body = [encode_json(_head(options, model, dialect, stream, extra, dropped))[:-1].encode()]
-    body += [b',"messages":[', b",".join(pieces), b"]"]
-    if options.tools:
-        body += [b',"tools":[', b",".join(_tools(options.tools, cache_marks)), b"]"]
+    head, tools = _head(options, model, dialect, stream, extra, dropped), options.tools
+    if not tools and "claude" in model.lower() and (called := stand_ins(turns)):
+        tools, head["tool_choice"] = called, "none"
+    body = [encode_json(head)[:-1].encode(), b',"messages":[', b",".join(pieces), b"]"]
+    if tools:
+        body += [b',"tools":[', b",".join(_tools(tools, cache_marks)), b"]"]
     body.append(b"}")
     return b"".join(body)
 

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 from lousho_ray.errors import ConfigurationError
 from lousho_ray.messages import FilePart, ImagePart, Message, ToolCall
+from lousho_ray.ports import ToolDefinition
 
 Warn: TypeAlias = Callable[[str, str], None]
 """`warn(key, text)`: tells the user once per key."""
@@ -251,6 +252,12 @@ def _free_id(taken: set[str], start: int) -> str:
     while f"call_{number}" in taken:
         number += 1
     return f"call_{number}"
+
+
+def stand_ins(messages: Sequence[Message]) -> tuple[ToolDefinition, ...]:
+    """Definitions of the tools that a transcript calls, for a request without tools: Claude refuses calls of undefined tools."""
+    called = {wire_name(call.name) for message in messages for call in message.tool_calls}
+    return tuple(ToolDefinition(name, "Cannot be called now.", {"type": "object", "properties": {}}) for name in sorted(called))
 
 
 def paired(messages: Sequence[Message]) -> bool:

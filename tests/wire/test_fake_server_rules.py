@@ -171,6 +171,7 @@ ROWS: list[tuple[Api, str, Change, Change]] = [
     (CHAT, "authorization", {"header:authorization": DROP}, {"header:authorization": "Bearer sk-1"}),
     (CHAT, "required-key", {"model": DROP}, {"model": "x"}),
     (CHAT, "unknown-key", {"top_k": 1}, {"top_p": 1}),
+    (CHAT, "tools-defined", {"model": "claude", "tools": DROP}, {"tools": DROP}),
     (OPENROUTER, "unknown-key", {"invented": 1}, {"usage": {"include": True}, "reasoning": {"effort": "low"}}),
     (CHAT, "null-setting", {"seed": None}, {"seed": 7}),
     (CHAT, "setting-value", {"temperature": 2.5}, {"temperature": 2}),

@@ -185,19 +185,37 @@ async def test_with_fallbacks_each_provider_has_to_enforce_it(fake_server: FakeS
     assert ("single" in system_prompt(request)) is told
 
 
-@pytest.mark.parametrize("route", ROUTES)
+CLAUDES: dict[str, tuple[Route, str]] = {
+    "messages": ("messages", "claude-haiku-4-5"),
+    "openrouter": ("openrouter", "anthropic/claude-haiku-4.5"),
+    "gateway": ("compatible", "bedrock/anthropic.claude-haiku-4-5"),
+}
+
+
+@pytest.mark.parametrize("route", [route for route in ROUTES if route != "messages"])
 async def test_a_forced_answer_is_accepted_without_tools(fake_server: FakeServer, route: Route) -> None:
-    # RUN-79, RUN-D4
+    # RUN-79
+    second = await forced_answer(fake_server, provider_for(route, fake_server))
+    assert not second.get("tools")
+
+
+@pytest.mark.parametrize(("route", "model"), list(CLAUDES.values()), ids=list(CLAUDES))
+async def test_claude_is_told_of_the_tools_that_were_called(fake_server: FakeServer, route: Route, model: str) -> None:
+    # RUN-79, RUN-D4: it refuses a transcript with calls when no tools are defined, also behind a router or a gateway
+    second = await forced_answer(fake_server, provider_for(route, fake_server, default_model=model))
+    names = [tool["name"] if route == "messages" else tool["function"]["name"] for tool in second["tools"]]
+    assert (names, second["tool_choice"]) == (["f"], {"type": "none"} if route == "messages" else "none")
+
+
+async def forced_answer(fake_server: FakeServer, provider: Any) -> Any:
+    """The body of the request that asks for the answer when no steps are left."""
     box = Toolbox()
     fake_server.respond([Reply(tool_calls=[("f", {"x": 1})]), Reply('{"kind": "b"}')])
-    async with an_agent(provider_for(route, fake_server), box.tools, output=Part, max_steps=1) as agent:
+    async with an_agent(provider, box.tools, output=Part, max_steps=1) as agent:
         played = await play(agent, "Which?", streamed=True)
-    assert played.result is not None
+    assert played.result is not None, played.error
     assert (played.result.finish_reason, played.result.object, len(box.runs)) == ("max-steps", Part(kind="b"), 1)
     first, second = (request.body for request in fake_server.requests)
-    assert "tools" in first
-    if route == "messages":  # which refuses a transcript with calls when no tools are defined
-        assert second["tool_choice"] == {"type": "none"}
-    else:
-        assert not second.get("tools")
+    assert len(first["tools"]) > 1
     assert "[final-answer]" in json.dumps(second)
+    return second

@@ -145,6 +145,15 @@ def check_tools(checked: Checked) -> None:
     need(name in names, "tool-choice", f"Tool choice '{name}' not found in 'tools' parameter")
 
 
+def check_tools_defined(checked: Checked) -> None:
+    """Routers and gateways pass Anthropic's rule on: calls and results need tools that are defined."""
+    if "claude" not in checked.body["model"].lower():
+        return
+    calls = any(message.get("tool_calls") or message["role"] == "tool" for message in checked.body["messages"])
+    text = "Requests which include `tool_use` or `tool_result` blocks must define tools"
+    need(checked.body.get("tools") or not calls, "tools-defined", text)
+
+
 def _check_tool(tool: Any, where: str, checked: Checked) -> str:
     extra = {"cache_control"} if checked.request.dialect == "openrouter" else set()
     an_object(tool, where, keys={"type", "function", *extra}, required=("type", "function"))
@@ -272,5 +281,6 @@ CHECKS: tuple[Callable[[Checked], None], ...] = (
     check_tools,
     check_response_format,
     check_messages,
+    check_tools_defined,
     check_pairs,
 )
