@@ -7,7 +7,7 @@ anew, and gets further cases.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -29,9 +29,13 @@ _WHAT = "The worker of this eval case"
 
 
 class RayExecutor:
-    """Runs cases on eval workers. Made with the handles of the workers; `open()` waits until one of them is ready."""
+    """Runs cases on eval workers. Made with their handles, and with what moves a limiter to the cluster.
 
-    def __init__(self, handles: Sequence[Any]) -> None:
+    `open()` waits until one of them is ready.
+    """
+
+    def __init__(self, handles: Sequence[Any], share: Callable[[RateLimiter], Awaitable[None]]) -> None:
+        self._share = share
         self.on_halt: Callable[[str], object] = lambda reason: None
         self._changed = asyncio.Event()
         self._workers = [EvalWorkerClient(handle, self._halted, self._changed) for handle in handles]
@@ -52,6 +56,8 @@ class RayExecutor:
 
     async def use_limiter(self, limiter: RateLimiter | None) -> None:
         """Puts another limiter in place, for the calls of cases that start from now on."""
+        if limiter is not None:
+            await self._share(limiter)
         await asyncio.gather(*(worker.use_limiter(limiter) for worker in self._workers if worker.ready))
 
     async def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -25,6 +26,7 @@ from lousho_ray.turns import SessionLines
 from lousho_ray.usage import Spend
 
 if TYPE_CHECKING:
+    from lousho_ray.evals.control import Board, RemoteSuite
     from lousho_ray.evals.hosting import HostSetup
     from lousho_ray.evals.runner import Executor
 
@@ -181,7 +183,7 @@ async def eval_executor(setup: HostSetup, spent: Spend, *, most: int) -> Executo
         await SuiteBudget(await asyncio.to_thread(_ledger), *setup.budget).open(spent)
     places = await asyncio.to_thread(cpu_places)
     handles = [await asyncio.to_thread(eval_worker, setup, _ledger, place.preferred) for place in places[: max(1, most)]]
-    executor = RayExecutor(handles)
+    executor = RayExecutor(handles, create_runtime("ray").share)
     await executor.open()
     return executor
 
@@ -191,6 +193,22 @@ def tool_place() -> Place:
     from lousho_ray.actors.tool_task import run_as_task
 
     return run_as_task
+
+
+async def eval_board(suite_id: str) -> Board:
+    """The board of a suite on the cluster."""
+    from lousho_ray.actors.eval_board import ActorBoard
+
+    return await asyncio.to_thread(ActorBoard, suite_id)
+
+
+async def suites_of_cluster() -> Sequence[RemoteSuite]:
+    """The eval suites that run on the cluster, which is joined."""
+    from lousho_ray.actors.cluster import attached
+    from lousho_ray.actors.eval_board import suites_of_cluster
+
+    await attached()
+    return await suites_of_cluster()
 
 
 def promote(limiter: RateLimiter) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from lousho_ray.cli.eval_control import control
 from lousho_ray.errors import ConfigurationError
 from lousho_ray.option_checks import check_choice
 
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from lousho_ray.agent import RuntimeName
     from lousho_ray.evals.cassettes import Mode
     from lousho_ray.evals.suite import Outcome, SuiteOptions
+
+
+VERBS = frozenset({"status", "pause", "resume", "cancel", "retune"})
+"""What can be asked of a running suite, in place of a pattern."""
 
 
 def register(app: typer.Typer) -> None:
@@ -52,6 +57,7 @@ def eval_command(
     drift: Annotated[bool, typer.Option("--drift", help="Run live and compare with the recordings.")] = False,
     drift_usage: Annotated[bool, typer.Option("--drift-usage", help="With --drift: compare tokens, too.")] = False,
     drift_text: Annotated[bool, typer.Option("--drift-text", help="With --drift: compare the reply's text, too.")] = False,
+    status_json: Annotated[bool, typer.Option("--status-json", help="Print the status of a running suite as JSON.")] = False,
     json: Annotated[Path | None, typer.Option(help="Write a JSON report.")] = None,
     junit: Annotated[Path | None, typer.Option(help="Write a JUnit report.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write a Markdown report.")] = None,
@@ -60,10 +66,14 @@ def eval_command(
 ) -> int:
     """Runs evals. The same command again runs only what is missing or could not be finished.
 
-    `lousho eval diff A B` compares two results files.
+    `lousho eval diff A B` compares two results files. `lousho eval status|pause|resume|cancel|retune [suite]` looks at a running
+    suite or steers it.
     """
     if patterns and patterns[0] == "diff":
         return _diff(patterns[1:])
+    if patterns and patterns[0] in VERBS:
+        limits = _limits(requests_per_minute, tokens_per_minute, max_concurrent)
+        return control(patterns[0], patterns[1:], concurrency, limits, as_json=status_json)
     from lousho_ray.evals.drift import DriftOptions
     from lousho_ray.evals.results import RESULTS_VARIABLE
     from lousho_ray.evals.suite import SuiteOptions

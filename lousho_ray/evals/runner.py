@@ -110,10 +110,16 @@ class SuiteRunner:
         self._wanted = concurrency
         self._on_record = on_record
         self._workers: set[asyncio.Task[None]] = set()
+        self._alive = 0
         self._failure: BaseException | None = None
         self._stopping = False
         self._open = asyncio.Event()
         self._open.set()
+
+    @property
+    def concurrency(self) -> int:
+        """How many cases run at once, as it was last set."""
+        return self._wanted
 
     @property
     def left(self) -> int:
@@ -168,7 +174,9 @@ class SuiteRunner:
         self._fill()
 
     def _fill(self) -> None:
-        while len(self._workers) < min(self._wanted, len(self._workers) + len(self._pending)) and not self._stopping:
+        missing = min(self._wanted - self._alive, len(self._pending))
+        for _ in range(0 if self._stopping else missing):
+            self._alive += 1
             worker = asyncio.create_task(self._work())
             self._workers.add(worker)
             worker.add_done_callback(self._left)
@@ -180,7 +188,13 @@ class SuiteRunner:
             self.stop()
 
     async def _work(self) -> None:
-        while not self._stopping and self.halted is None and len(self._workers) <= self._wanted:
+        try:
+            await self._take_cases()
+        finally:
+            self._alive -= 1  # at once: of workers that are too many, just so many leave
+
+    async def _take_cases(self) -> None:
+        while not self._stopping and self.halted is None and self._alive <= self._wanted:
             await self._open.wait()
             if not self._pending or self._stopping or self.halted is not None:
                 return

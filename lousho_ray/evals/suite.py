@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import secrets
 import time
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lousho_ray.clock import SYSTEM_CLOCK, timestamp
 from lousho_ray.evals.cassettes import Mode, SuiteCassettes
+from lousho_ray.evals.control import Board, FileBoard, Steering
 from lousho_ray.evals.drift import DriftOptions
 from lousho_ray.evals.hosting import HostSetup, case_files
 from lousho_ray.evals.interceptor import SuiteBudget
@@ -161,19 +163,35 @@ class Suite:
         self.on_start(runner)
         if self._stopped:
             return
+        steering = await self._steering(runner, executor, writer.path)
+        task = asyncio.create_task(steering.run())
         try:
             async with display:
                 await runner.run()
         finally:
+            task.cancel()
+            await asyncio.wait({task})
+            await steering.close()
             await executor.close()
         if not runner.left and runner.halted is None and not self._stopped:
             writer.write({"type": "end", "endedAt": timestamp(SYSTEM_CLOCK.wall())})
 
+    async def _steering(self, runner: SuiteRunner, executor: Executor, results: Path) -> Steering:
+        suite_id = secrets.token_hex(4)
+        boards: list[Board] = [FileBoard(running_folder(self.options.root), suite_id)]
+        if self.options.runtime == "ray":
+            boards.append(await _runtime().eval_board(suite_id))
+
+        def describe() -> dict[str, Any]:
+            about = {"id": suite_id, "results": str(results), "concurrency": runner.concurrency}
+            return {**about, "halted": runner.halted, **runner.progress.to_dict()}
+
+        retune, use_limiter = runner.retune, executor.use_limiter
+        return Steering(boards, describe, runner.pause, runner.resume, self.stop, retune, use_limiter, self.options.limits)
+
     async def _executor(self, plan: Plan, pending: Sequence[PlannedCase], results: Results) -> Executor:
         options = self.options
         if options.runtime == "ray":
-            # By name: the composition of what runs on a cluster lies above this module.
-            runtime: Any = importlib.import_module("lousho_ray.runtime")
             setup = HostSetup(
                 root=str(options.root),
                 files=case_files(pending, plan.versions),
@@ -186,7 +204,7 @@ class Suite:
                 argv=options.argv,
                 judge=options.judge,
             )
-            made: Executor = await runtime.eval_executor(setup, results.spent, most=min(options.concurrency, len(pending)))
+            made: Executor = await _runtime().eval_executor(setup, results.spent, most=min(options.concurrency, len(pending)))
             return made
         budget = None
         if options.max_cost_usd is not None:
@@ -196,6 +214,16 @@ class Suite:
 
     def _say(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _runtime() -> Any:
+    """Imported by name: the composition of what runs on a cluster lies above this module."""
+    return importlib.import_module("lousho_ray.runtime")
+
+
+def running_folder(root: Path) -> Path:
+    """Where running suites of a project show their status."""
+    return root / RESULTS_FOLDER / "running"
 
 
 def suite_limiter_name() -> str:

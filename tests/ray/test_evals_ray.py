@@ -186,3 +186,35 @@ async def test_a_file_that_is_another_one_on_the_workers_is_refused(tmp_path: Pa
     with pytest.raises(ConfigurationError, match=r"many\.eval\.py changed"):
         await eval_executor(setup, Spend(), most=1)
     assert time.monotonic() - began < 60
+
+
+async def test_a_suite_is_seen_and_steered_from_another_process_of_the_cluster(tmp_path: Path, server: FakeServer) -> None:
+    from lousho_ray.evals.control import choose, steer
+    from lousho_ray.runtime import suites_of_cluster
+
+    go = asyncio.Event()
+
+    async def reply(request: RecordedRequest) -> Reply:
+        await go.wait()
+        return Reply("done", usage=(100, 20))
+
+    server.respond(reply)
+    task = asyncio.create_task(run(write(tmp_path, server, 30), concurrency=4, limits={"max_concurrent": 20}))
+    async with asyncio.timeout(60):
+        while len(server.requests) < 4:
+            await asyncio.sleep(0.02)
+    suite, status = await choose(list(await suites_of_cluster()), None)
+    async with asyncio.timeout(60):
+        while (status["total"], status["running"]) != (30, 4):
+            status = await suite.status()
+    status = await steer(suite, status, {"verb": "retune", "concurrency": 9, "limits": {"max_concurrent": 30}})
+    assert (status["concurrency"], status["limits"]) == (9, {"max_concurrent": 30})
+    async with asyncio.timeout(60):
+        while len(server.requests) < 9:
+            await asyncio.sleep(0.02)
+    status = await steer(suite, status, {"verb": "cancel"})
+    go.set()
+    outcome = await task
+    assert outcome.exit_code == 130
+    assert outcome.summary.totals()["outage"] == 9
+    assert await suites_of_cluster() == []

@@ -1,0 +1,76 @@
+"""The board of a suite on a cluster: a named actor through which other nodes see and steer it. It ends with the suite's driver."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+
+from lousho_ray.actors.cluster import NAMESPACE, ask
+from lousho_ray.evals.control import SILENT_AFTER_S, Command, Status
+
+PREFIX = "lousho-eval-suite-"
+_WHAT = "The board of the suite"
+
+
+class EvalBoardActor:
+    """Holds a status, and commands that have not been taken."""
+
+    def __init__(self) -> None:
+        self._status: Status = {}
+        self._commands: list[Command] = []
+        self._at = 0.0
+
+    def exchange(self, status: Status) -> Sequence[Command]:
+        self._status, self._at = status, time.monotonic()
+        commands, self._commands = self._commands, []
+        return commands
+
+    def status(self) -> Status:
+        silent = time.monotonic() - self._at > SILENT_AFTER_S
+        return {**self._status, "state": "silent"} if silent else self._status
+
+    def send(self, command: Command) -> None:
+        self._commands.append(command)
+
+
+class ActorBoard:
+    """The suite's side of the actor."""
+
+    def __init__(self, suite_id: str) -> None:
+        options = {"name": PREFIX + suite_id, "namespace": NAMESPACE, "num_cpus": 0}
+        self._handle: Any = ray.remote(EvalBoardActor).options(**options).remote()
+
+    async def exchange(self, status: Status) -> Sequence[Command]:
+        commands: Sequence[Command] = await ask(self._handle.exchange.remote(status), _WHAT)
+        return commands
+
+    async def close(self) -> None:
+        ray.kill(self._handle)
+
+
+class ActorSuite:
+    """A suite of the cluster, as others see it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._handle: Any = ray.get_actor(name, NAMESPACE)
+
+    async def status(self) -> Status:
+        try:
+            status: Status = await ask(self._handle.status.remote(), _WHAT)
+        except Exception:
+            return {"id": self._name.removeprefix(PREFIX), "state": "ended"}
+        return status
+
+    async def send(self, command: Command) -> None:
+        await ask(self._handle.send.remote(command), _WHAT)
+
+
+async def suites_of_cluster() -> list[ActorSuite]:
+    """The suites that run on the cluster."""
+    named = await asyncio.to_thread(ray.util.list_named_actors, all_namespaces=True)
+    return [ActorSuite(item["name"]) for item in named if item["namespace"] == NAMESPACE and item["name"].startswith(PREFIX)]
