@@ -9,7 +9,7 @@ from typing import Any
 
 import ray
 
-from lousho_ray.actors.cluster import NAMESPACE, ask
+from lousho_ray.actors.cluster import NAMESPACE, ask, live
 from lousho_ray.evals.control import SILENT_AFTER_S, Command, Status
 
 PREFIX = "lousho-eval-suite-"
@@ -45,7 +45,7 @@ class ActorBoard:
         self._handle: Any = ray.remote(EvalBoardActor).options(**options).remote()
 
     async def exchange(self, status: Status) -> Sequence[Command]:
-        commands: Sequence[Command] = await ask(self._handle.exchange.remote(status), _WHAT)
+        commands: Sequence[Command] = await ask(live(self._handle).exchange.remote(status), _WHAT)
         return commands
 
     async def close(self) -> None:
@@ -61,13 +61,13 @@ class ActorSuite:
 
     async def status(self) -> Status:
         try:
-            status: Status = await ask(self._handle.status.remote(), _WHAT)
+            status: Status = await ask(live(self._handle).status.remote(), _WHAT)
         except Exception:
             return {"id": self._name.removeprefix(PREFIX), "state": "ended"}
         return status
 
     async def send(self, command: Command) -> None:
-        await ask(self._handle.send.remote(command), _WHAT)
+        await ask(live(self._handle).send.remote(command), _WHAT)
 
 
 async def suites_of_cluster() -> list[ActorSuite]:
