@@ -106,14 +106,13 @@ class OpenAIProvider(OpenAIClientProvider):
         return Call("/chat/completions", body, chat_result, ChatStream, chat_usage)
 
     def _dialect(self) -> ChatDialect:
-        return _dialect(self.name, self.base_url, **self.file_rules())
+        return _dialect(self.name, self.base_url, self.is_vendor, **self.file_rules())
 
 
 @functools.lru_cache(maxsize=64)
-def _dialect(provider: str, base_url: str | None, **files: Any) -> ChatDialect:
-    vendor = is_openai(base_url)
-    key = "max_completion_tokens" if vendor or is_azure(base_url) else "max_tokens"
-    return ChatDialect(provider=provider, max_tokens_key=key, strict_schemas=vendor, **files)
+def _dialect(provider: str, base_url: str | None, is_vendor: bool, **files: Any) -> ChatDialect:
+    key = "max_completion_tokens" if is_vendor or is_azure(base_url) else "max_tokens"
+    return ChatDialect(provider=provider, max_tokens_key=key, strict_schemas=is_vendor, **files)
 
 
 def is_openai(base_url: str | None) -> bool:
