@@ -139,6 +139,7 @@ class StoredPauses:
         snapshot["messages"] += [message.to_dict() for message in waiting]
         calls = unanswered_calls(state.messages)
         snapshot["pausedToolCall"] = ask.call.id
+        snapshot["pausedArgs"] = encode_bytes(dict(ask.args))
         snapshot["remainingToolCalls"] = [call.id for call in calls if call.id != ask.call.id]
         snapshot["metadata"] = encode_bytes(dict(self._facts.metadata))
         if self._key is not None:

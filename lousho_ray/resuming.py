@@ -14,7 +14,7 @@ from typing import Any
 
 from lousho_ray.definition import AgentDefinition
 from lousho_ray.durable import StoreParts, approval_not_found, approval_orphaned, check_tools
-from lousho_ray.errors import AgentDriftError, LoushoError, ResumeToolMissingError
+from lousho_ray.errors import AgentDriftError, LoushoError, ResumeToolMissingError, StorageError
 from lousho_ray.fingerprint import Drift, drift
 from lousho_ray.loop.checkpoint import Recorder, RunFacts, thaw
 from lousho_ray.loop.state import Decision, ResolvedApproval, RunDeps, RunState
@@ -215,11 +215,18 @@ def _known_tools(agent: AgentDefinition) -> dict[str, Any]:
 
 
 def check_decider(pause: Pause, decision: Decision) -> None:
-    """Some calls may not be decided by the one they are for.
+    """Some calls may not be decided by the one they are for, and what is approved is what the run paused for.
 
     Raises:
         LoushoError: `LOUSHO_APPROVAL_FORBIDDEN`.
+        StorageError: `LOUSHO_STORAGE_FAILED`: somebody has changed the arguments in the stored record since.
     """
+    kept, shown = pause.snapshot.get("pausedArgs"), pause.pending.get("args")
+    if decision.approved and decision.args is None and kept is not None and kept != shown:
+        raise StorageError(
+            f"The record of approval '{pause.pending['id']}' was changed in its store: its arguments are not those of the call "
+            "that paused. The tool was not run; reject the call, or approve it with args= of your own."
+        )
     if pause.pending.get("decidedBy") != "other":
         return
     principal = pause.pending.get("principal")

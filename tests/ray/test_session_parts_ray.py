@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from lousho_ray import GenerateResult, MockProvider, SqliteStore, ToolCall, create_agent, memory_store, tool
+from lousho_ray.actors.session import SESSION_OPTIONS
+from lousho_ray.actors.worker import WORKER_OPTIONS
 from lousho_ray.ports import GenerateOptions
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
@@ -63,3 +65,8 @@ async def test_every_pause_of_a_store_is_listed_and_decided_by_another_agent(tmp
     assert len(await first.session("s").load()) == 4
     if kind == "sqlite":
         await store.aclose()
+
+
+def test_the_actors_that_run_turns_and_tools_are_never_retried_by_ray() -> None:
+    # DUR-D7, SES-76
+    assert SESSION_OPTIONS["max_task_retries"] == WORKER_OPTIONS["max_task_retries"] == 0

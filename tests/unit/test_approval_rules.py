@@ -126,6 +126,7 @@ async def test_a_batch_of_calls_that_run_ask_and_are_refused(
     }
     paused = await begin[where]()
     assert tools.ran == ["look"]
+    assert paused.approval_id is not None
     assert [waiting.args["amount"] for waiting in await agent.approvals.list()] == [5]
     again = await agent.approvals.resolve(paused.approval_id, approved=first)
     assert again.finish_reason == "awaiting-approval"

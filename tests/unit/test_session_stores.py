@@ -10,6 +10,8 @@ import pytest
 
 from lousho_ray.create import create_agent
 from lousho_ray.errors import ConfigurationError, StorageError
+from lousho_ray.messages import user
+from lousho_ray.stores.files import file_store
 from lousho_ray.stores.memory import InMemoryApprovalStore, InMemoryCheckpointStore, MemorySessionStore, memory_store
 from lousho_ray.stores.parts import Parts
 from lousho_ray.stores.saving import save_in_time
@@ -260,3 +262,16 @@ async def test_a_checkpoint_store_without_history_works_for_all_but_history_and_
     with pytest.raises(ConfigurationError, match="history") as caught:
         await agent.fork("r", 1)
     assert caught.value.field == "store"
+
+
+async def test_files_that_two_processes_write_at_once_are_whole_and_the_last_write_counts(tmp_path: Path) -> None:
+    # STO-24, STO-17
+    stores = [file_store(tmp_path) for _ in range(2)]
+    transcripts = [[user(f"{number}" * size)] for number, size in ((1, 10), (2, 50_000))]
+    for _ in range(5):
+        writes = zip(stores * 2, transcripts * 2, strict=True)
+        await asyncio.gather(*(store.sessions.save("s", messages) for store, messages in writes))
+        assert await stores[0].sessions.load("s") in transcripts
+    await stores[1].sessions.save("s", transcripts[0])
+    assert await stores[0].sessions.load("s") == transcripts[0]
+    assert [path.name for path in (tmp_path / "sessions").iterdir()] == ["s.json"]

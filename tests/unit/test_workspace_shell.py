@@ -71,9 +71,11 @@ def passes(rules: CommandRules, command: str) -> bool:
         ("git status < x", False),
         ("git status\nrm x", False),
         ("git status\rrm x", False),
+        ("PAGER=rm git status", False),
+        ("git -c core.pager=rm status", False),
     ],
 )
-def test_string_in_allow_admits_simple_commands_only(command: str, expected: bool) -> None:  # WS-12
+def test_string_in_allow_admits_simple_commands_only(command: str, expected: bool) -> None:  # WS-12, S08
     assert passes(CommandRules.of(allow=["git status"]), command) is expected
 
 
