@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from lousho_ray.evals.suite import Outcome, SuiteOptions
 
 
+TOKEN_VARIABLE = "LOUSHO_EVAL_TOKEN"
 VERBS = frozenset({"status", "pause", "resume", "cancel", "retune"})
 """What can be asked of a running suite, in place of a pattern."""
 
@@ -51,6 +52,8 @@ def eval_command(
     timeout: Annotated[float | None, typer.Option(help="Milliseconds a case may take.")] = None,
     runtime: Annotated[str | None, typer.Option(help="local or ray; default ray where RAY_ADDRESS is set, else local.")] = None,
     results: Annotated[Path | None, typer.Option(help="Append results to this JSON-lines file and continue what is in it.")] = None,
+    url: Annotated[str | None, typer.Option(help="Run against the deployment at this address.")] = None,
+    token: Annotated[str | None, typer.Option(help="Its token; default LOUSHO_EVAL_TOKEN.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Run cases again that have results already.")] = False,
     record: Annotated[bool, typer.Option("--record", help="Record every case's model calls beside its eval file.")] = False,
     replay: Annotated[bool, typer.Option("--replay", help="Answer from the recordings; call no model.")] = False,
@@ -93,7 +96,8 @@ def eval_command(
         limits=_limits(requests_per_minute, tokens_per_minute, max_concurrent),
         max_cost_usd=_positive(max_cost_usd, "--max-cost-usd"),
         timeout_ms=_positive(timeout, "--timeout"),
-        cassettes=_cassettes(record=record, replay=replay, drift=drift),
+        cassettes=_cassettes(url, record=record, replay=replay, drift=drift),
+        target=_target(url, token),
         drift=DriftOptions(drift_usage, drift_text),
         argv=("lousho", *sys.argv[1:]),
     )
@@ -177,13 +181,28 @@ def _cluster_cpus() -> int:
     return cluster_size()
 
 
-def _cassettes(**asked: bool) -> Mode | None:
+def _target(url: str | None, token: str | None) -> Any:
+    """The deployment to run against."""
+    from lousho_ray.evals.remote import remote_target
+
+    return None if url is None else remote_target(url=url, auth=token or os.environ.get(TOKEN_VARIABLE) or None)
+
+
+def _cassettes(url: str | None, **asked: bool) -> Mode | None:
     """What is done with recordings. In CI, cases that have one are replayed unless something else is asked for."""
     given = [mode for mode, wanted in asked.items() if wanted]
     if len(given) > 1:
         raise ConfigurationError(
             f"--{' and --'.join(given)} exclude each other; keep one.", code="LOUSHO_CONFIG_CONFLICTING_OPTIONS", field=given[1]
         )
+    if given and url is not None:
+        raise ConfigurationError(
+            f"--{given[0]} and --url exclude each other: model calls of a deployment cannot be recorded or replayed here.",
+            code="LOUSHO_CONFIG_CONFLICTING_OPTIONS",
+            field=given[0],
+        )
+    if url is not None:
+        return None
     return cast("Mode", given[0]) if given else "auto" if os.environ.get("CI") else None
 
 

@@ -4,6 +4,7 @@ from lousho_ray.evals.checks import Checked, at_least, at_most, equals, includes
 from lousho_ray.evals.context import EvalContext
 from lousho_ray.evals.definition import EvalDefinition, Judge, define_eval
 from lousho_ray.evals.judges import llm_critique, llm_judge
+from lousho_ray.evals.remote import remote_target
 from lousho_ray.evals.scorers import budget, exact_match, tool_call_order
 from lousho_ray.providers.interception import set_provider_interceptor
 
@@ -22,6 +23,7 @@ __all__ = [
     "llm_critique",
     "llm_judge",
     "matches",
+    "remote_target",
     "set_provider_interceptor",
     "tool_call_order",
 ]

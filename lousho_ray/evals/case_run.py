@@ -201,7 +201,7 @@ def _record(run: CaseRun, context: EvalContext, error: BaseException | None, dur
         reply=context.reply,
         finish_reason=None if last is None else last.finish_reason,
         steps=context.steps,
-        usage=run.calls.usage.to_dict(),
+        usage=(run.calls.usage if run.calls.usage.model_calls else context.usage).to_dict(),
         duration_ms=round(duration_ms, 3),
         tags=run.definition.tags,
         transcript=() if clean or last is None else tuple(message.to_dict() for message in last.messages),

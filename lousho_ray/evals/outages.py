@@ -5,7 +5,7 @@ from __future__ import annotations
 from lousho_ray.errors import CompactedLLMProviderError, LoushoError, message_of
 from lousho_ray.providers.failures import classify, is_quota_exhausted
 
-UNREACHED = frozenset({"LOUSHO_PROVIDER_MISSING_API_KEY"})
+UNREACHED = frozenset({"LOUSHO_PROVIDER_MISSING_API_KEY", "LOUSHO_REMOTE_REQUEST_FAILED", "LOUSHO_REMOTE_UNAUTHORIZED"})
 """Codes of errors by which a test ends that never reached a model."""
 
 

@@ -62,7 +62,18 @@ class SuiteOptions:
     @property
     def command(self) -> dict[str, Any]:
         """What makes two calls the same command: what is run, not how fast or where reports go."""
-        return {"patterns": list(self.patterns), "tags": list(self.tags), "judge": self.judge, "cassettes": self.cassettes}
+        return {
+            "patterns": list(self.patterns),
+            "tags": list(self.tags),
+            "judge": self.judge,
+            "cassettes": self.cassettes,
+            "url": getattr(self.target, "url", None),
+        }
+
+    @property
+    def salt(self) -> str:
+        """What makes results of the same case other results."""
+        return f"{self.cassettes or ''}{getattr(self.target, 'url', None) or ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +119,7 @@ class Suite:
             if options.cassettes is not None:
                 self._cassettes = stack.enter_context(SuiteCassettes(options.cassettes, options.drift, options.argv))
             files = find_files(options.patterns, options.root, judge=options.judge)
-            plan = await plan_suite(files, options.root, options.tags, salt=options.cassettes or "")
+            plan = await plan_suite(files, options.root, options.tags, salt=options.salt)
             if self._cassettes is not None:
                 self._cassettes.check(plan.cases)
             path = options.results or unfinished_results(options) or new_results(options.root)

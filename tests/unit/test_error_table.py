@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pydantic
 import pytest
 
@@ -212,6 +213,12 @@ def eval_of_nobody() -> None:
         evals.define_eval(name="lonely", test=print)
 
 
+async def asked_remotely(status: int) -> None:
+    transport = httpx2.MockTransport(lambda request: httpx2.Response(status))
+    async with httpx2.AsyncClient(transport=transport) as client:
+        await evals.remote_target(url="http://deployment", client=client).open().send("Hi")
+
+
 async def incomplete() -> None:
     result = await agent_of(calls("a"), tools=[plain("a")], max_steps=1).send("Hi")
     result.raise_if_incomplete()
@@ -350,6 +357,8 @@ ROWS = [
         lambda: record_replay(None, cassette="gone.json", mode="replay"),
         "gone.json",
     ),
+    Row("LOUSHO_REMOTE_UNAUTHORIZED", LoushoError, lambda: asked_remotely(401), "answered 401"),
+    Row("LOUSHO_REMOTE_REQUEST_FAILED", LoushoError, lambda: asked_remotely(502), "answered 502"),
     Row("LOUSHO_TEST_FAILED", errors.TestFailedError, script_left_over, "2 scripted turns"),
     Row("LOUSHO_GENERIC_ERROR", LoushoError, lambda: _raise(LoushoError("Odd thing happened.")), "Odd"),
     Row("LOUSHO_AGENT_EXECUTION_FAILED", errors.AgentExecutionError, incomplete, "'max-steps'", {"agent_id": "agent"}),
@@ -377,9 +386,7 @@ LATER = {
         *("SESSION_STREAM_UNSUPPORTED", "SESSION_FORK_UNSUPPORTED", "SESSION_FORBIDDEN"),
         "APPROVAL_CONFLICT",
     ),
-    "chapter 21 (background tasks and remote agents)": (
-        *("SUBAGENT_TASK_NOT_FOUND", "SUBAGENT_TASK_BUSY", "REMOTE_UNAUTHORIZED", "REMOTE_REQUEST_FAILED"),
-    ),
+    "chapter 21 (background tasks and remote agents)": (*("SUBAGENT_TASK_NOT_FOUND", "SUBAGENT_TASK_BUSY"),),
     "chapter 23 (flows)": ("FLOW_INVALID", "FLOW_TOOL_DENIED", "FLOW_EXECUTION_FAILED"),
     "chapter 25 (guardrails)": ("GUARDRAIL_TRIPPED",),
     "chapter 27 (memory and skills)": ("MEMORY_INVALID", "SKILL_INVALID"),
