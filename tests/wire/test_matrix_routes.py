@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lousho_ray import SqliteStore, with_fallback, with_retry
-from lousho_ray.messages import Message, ReasoningBlock, ToolCall, assistant, tool_result, user
+from lousho_ray.messages import Message, ReasoningBlock, ToolCall, assistant, system, tool_result, user
 from lousho_ray.ports import GenerateOptions
 from lousho_ray.testing.fake_server import FakeServer, RecordedRequest, Reply, status
 from tests.wire.matrix_support import Route, Toolbox, an_agent, play, provider_for, wire_route
@@ -164,3 +164,42 @@ async def test_an_odd_history_is_mended_on_its_way(fake_server: FakeServer, rout
     result = await provider.generate(GenerateOptions(**options))  # type: ignore[attr-defined]
     await provider.aclose()
     assert result.text == "done"
+
+
+def told(request: RecordedRequest) -> tuple[str, list[Any]]:
+    """The system prompt of a request, and its other messages."""
+    body = request.body
+    if request.route == "responses":
+        return body["instructions"], body["input"]
+    if request.route == "messages":
+        return "".join(block["text"] for block in body["system"]), body["messages"]
+    first, *rest = body["messages"]
+    assert first["role"] == "system"
+    return first["content"], rest
+
+
+@pytest.mark.parametrize("route", ALL)
+async def test_a_routing_note_moves_to_the_end_of_the_system_prompt(fake_server: FakeServer, route: Route) -> None:
+    # HO-16: the note stands behind the result of its call; no request has a system message after the first other one
+    call = ToolCall("call_1", "transfer_to_sales", '{"reason":"price"}')
+    notes = [f'[routing note - not from the user] handoff {way}: reason="price"' for way in ("desk -> sales", "sales -> desk")]
+    marks = {"handoff": {"from": "desk", "to": "sales"}}
+    history = [
+        system("You sell."),
+        user("How much?"),
+        assistant("", (call,)),
+        tool_result(call, "transferred", metadata=marks),
+        Message("system", notes[0], metadata=marks),
+        assistant("Ten."),
+        Message("system", notes[1], metadata=marks),
+        user("Thanks."),
+    ]
+    provider = provider_for(route, fake_server)
+    fake_server.respond(Reply("ok"))
+    await provider.generate(GenerateOptions(history))  # type: ignore[attr-defined]
+    await provider.aclose()
+    prompt, rest = told(fake_server.requests[-1])
+    assert prompt == "\n\n".join(["You sell.", *notes])
+    assert [item for item in rest if item.get("role") in ("system", "developer")] == []
+    assert "routing note" not in json.dumps(rest)
+    assert history[4].text == notes[0]  # the transcript keeps it in its place
