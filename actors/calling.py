@@ -24,13 +24,13 @@ class ActorCaller:
     Args:
         connect: Returns the actor's handle. May block, and raise when there is none now.
         what: The actor's name in errors, for example "rate limiter".
-        delays_s: The waits between attempts; how often a call is tried follows from it.
+        delays_s: The waits between attempts, `RETRY_DELAYS_S` by default; how often a call is tried follows from it.
     """
 
-    def __init__(self, connect: Callable[[], Any], what: str, delays_s: Sequence[float] = RETRY_DELAYS_S) -> None:
+    def __init__(self, connect: Callable[[], Any], what: str, delays_s: Sequence[float] | None = None) -> None:
         self._connect = connect
         self._what = what
-        self._delays_s = delays_s
+        self._delays_s = RETRY_DELAYS_S if delays_s is None else delays_s
         self._handle: Any = None
 
     async def __call__(self, method: str, *args: Any, timeout_s: float) -> Any:

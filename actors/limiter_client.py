@@ -122,10 +122,12 @@ class LimiterClient:
 
     def _send_soon(self) -> None:
         """Sends once the caller's event loop has run everything that is ready now: that goes in one exchange. Holds the lock."""
+        if self._sending:
+            return
         here = running_loop()
         if here is None or here is self._loop:
             self._wake_sender()
-        elif not self._sending and here not in self._gathering:
+        elif here not in self._gathering:
             self._gathering.add(here)
             here.call_soon(self._gathered, here)
 
