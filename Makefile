@@ -11,7 +11,7 @@ RUN_TIME := $(VENV)/.installed
 DEVELOPMENT := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench slow search interop clean
+.PHONY: help demo test check bench soak slow search interop clean
 
 help:
 	@echo 'make demo    research over a folder with sub-agents, offline (ARGS="--help" shows its options)'
@@ -20,6 +20,7 @@ help:
 	@echo 'make slow    the tests marked slow'
 	@echo 'make search  the property tests with many new random inputs'
 	@echo 'make bench   every benchmark, in a small size (ARGS="turn stream" chooses)'
+	@echo 'make soak    30 minutes of mixed load on a local cluster, with processes killed (ARGS="--minutes 5")'
 	@echo 'make interop providers against a model server that others wrote (needs npm and the network)'
 	@echo 'make clean   removes what builds, tests and the demo leave behind'
 
@@ -45,6 +46,9 @@ search: $(DEVELOPMENT)
 
 bench: $(RUN_TIME)
 	$(BIN)/python benchmarks/run.py $(ARGS)
+
+soak: $(DEVELOPMENT)
+	$(BIN)/python benchmarks/soak.py $(ARGS)
 
 interop: $(DEVELOPMENT)
 	PYTHON=$(BIN)/python tests/interop/run.sh $(ARGS)

@@ -56,20 +56,42 @@ def model_server() -> Iterator[str]:
         process.wait()
 
 
+class Load:
+    """How many requests are in hand, and how many were at most: `GET /v1/stats` tells."""
+
+    now = 0
+    most = 0
+
+    @classmethod
+    def add(cls, count: int) -> None:
+        cls.now += count
+        cls.most = max(cls.most, cls.now)
+
+
 class Connection(asyncio.Protocol):
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
         self._data = b""
+        self._in_hand = 0
+
+    def connection_lost(self, error: Exception | None) -> None:
+        Load.add(-self._in_hand)
+        self._in_hand = 0
 
     def data_received(self, data: bytes) -> None:
         self._data += data
         while (end := self._data.find(b"\r\n\r\n")) >= 0:
             head = self._data[:end].lower()
-            length = int(head.partition(b"content-length:")[2].split(b"\r\n")[0])
+            length = int(head.partition(b"content-length:")[2].split(b"\r\n")[0] or 0)
             if len(self._data) < end + 4 + length:
                 return
             body = self._data[end + 4 : end + 4 + length]
             self._data = self._data[end + 4 + length :]
+            if head.startswith(b"get /v1/stats"):
+                self._write_json(json.dumps({"now": Load.now, "most": Load.most}).encode())
+                continue
+            self._in_hand += 1
+            Load.add(1)
             self._answer(json.loads(body))
 
     def _answer(self, request: dict[str, Any]) -> None:
@@ -79,7 +101,14 @@ class Connection(asyncio.Protocol):
         step = sum(message["role"] == "assistant" for message in messages[asked:])
         calls = _calls(plan, step)
         text = None if calls else f"turn {sum(message['role'] == 'user' for message in messages)}"
-        send = self._stream if request.get("stream") else self._whole
+        write = self._stream if request.get("stream") else self._whole
+
+        def send(plan: Plan, calls: list[dict[str, Any]], text: str | None) -> None:
+            if not self._transport.is_closing():
+                self._in_hand -= 1
+                Load.add(-1)
+                write(plan, calls, text)
+
         if plan.wait_ms:
             asyncio.get_running_loop().call_later(plan.wait_ms / 1000, send, plan, calls, text)
         else:
@@ -88,7 +117,9 @@ class Connection(asyncio.Protocol):
     def _whole(self, plan: Plan, calls: list[dict[str, Any]], text: str | None) -> None:
         message = {"role": "assistant", "content": text, "refusal": None, **({"tool_calls": calls} if calls else {})}
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "tool_calls" if calls else "stop"}
-        body = json.dumps({**_HEAD, "object": "chat.completion", "choices": [choice], "usage": _USAGE}).encode()
+        self._write_json(json.dumps({**_HEAD, "object": "chat.completion", "choices": [choice], "usage": _USAGE}).encode())
+
+    def _write_json(self, body: bytes) -> None:
         self._transport.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
 
     def _stream(self, plan: Plan, calls: list[dict[str, Any]], text: str | None) -> None:
