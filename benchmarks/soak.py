@@ -118,6 +118,7 @@ class Soak:
                 raise
             if result.text != f"turn {sent}":
                 self.problems.append(f"{session_id}: turn {sent} was answered with {result.text!r}")
+                sent = int(result.text.removeprefix("turn "))  # go on from there, so that the next loss shows, too
 
         return once
 
