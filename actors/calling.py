@@ -14,8 +14,9 @@ ACTOR_LOOP = LoopThread()
 """The event loop on which a process talks to its limiter and budget actors. User code runs on loops that come and go (`send_sync`,
 notebooks, threads); one conversation for all of them must outlive each. Apart from `SYNC_LOOP`, whose code may block on it."""
 
-RETRY_DELAYS_S = (0.5, 2.0)
-"""Waits between three attempts. A killed actor is back after about 0.6 s; an open call notices its death after about 1.8 s."""
+RETRY_DELAYS_S = (0.5, 1.0, 2.0, 4.0, 8.0)
+"""Waits between attempts. A killed actor is back after about 0.6 s, and later on a busy machine or when its node is lost; an open
+call notices its death after about 1.8 s."""
 
 
 class ActorCaller:

@@ -72,8 +72,12 @@ async def test_a_killed_accountant_ends_the_runs_under_way_and_serves_later_ones
     assert (await ledger.report("new", "1", Spend(7)))["new"].input_tokens == 7
 
 
-async def test_an_accountant_that_is_gone_is_an_error(actor: Any, ledger: RemoteLedger) -> None:
+async def test_an_accountant_that_is_gone_is_an_error(
+    actor: Any, ray_cluster: str, fresh_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # BUD-33
+    monkeypatch.setattr("lousho_ray.actors.calling.RETRY_DELAYS_S", (0.1, 0.2))
+    ledger = remote_ledger(fresh_name, ray_cluster)
     await ledger.open("run")
     ray.kill(actor)
     with pytest.raises(AgentExecutionError, match="cannot be reached"):

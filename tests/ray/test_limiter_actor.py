@@ -346,8 +346,9 @@ async def pid_of(actor: Any) -> int:
     return int(await actor.__ray_call__.remote(lambda self: __import__("os").getpid()))
 
 
-async def test_an_actor_that_is_gone_never_means_unlimited(actor: Any, connect: Any) -> None:
+async def test_an_actor_that_is_gone_never_means_unlimited(actor: Any, connect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # RL-37
+    monkeypatch.setattr("lousho_ray.actors.calling.RETRY_DELAYS_S", (0.1, 0.2))
     limiter = create_rate_limiter({"max_concurrent": 1}, "gone", connect=connect)
     held = await limiter.acquire(1)
     waiting = asyncio.create_task(limiter.acquire(1))
@@ -362,6 +363,7 @@ async def test_an_actor_that_is_gone_never_means_unlimited(actor: Any, connect: 
 
 async def test_a_process_that_left_its_cluster_starts_no_other(connect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # RL-37
+    monkeypatch.setattr("lousho_ray.actors.calling.RETRY_DELAYS_S", (0.1, 0.2))
     limiter = create_rate_limiter({"max_concurrent": 1}, "left", connect=connect)
     with monkeypatch.context() as left:
         left.setattr(ray, "is_initialized", lambda: False)
