@@ -43,6 +43,10 @@ HEAD_IS_BACK_IN_S = 20.0
 CALL_TIMEOUT_S = 60.0
 """The bound of a call that should answer at once; long-polls and turns have bounds of their own."""
 
+KNOWN_TO_LIVE_S = 2.0
+"""For how long after an answer an actor is taken to be there. One that may not be is asked before work is sent to it: a turn or a
+sub-agent that was sent once must not be sent again."""
+
 _ATTACH_THREAD = LoopThread()
 # Ray's processes ask the kernel to die with the *thread* that started them, so a cluster is only ever started from a thread that
 # lives as long as the process.
@@ -87,7 +91,7 @@ def attach() -> None:
                 ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
             else:
                 ray.init("local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-        except (OSError, RayError, RuntimeError, ValueError) as error:
+        except Exception as error:  # Ray raises plain ones, too: for a machine that is too busy to start a node in time.
             where = f"the cluster at RAY_ADDRESS={address}" if address else "a local cluster"
             token = " It asks for a token: set RAY_AUTH_MODE=token where the token file is." if _wants_token(error) else ""
             raise ConfigurationError(

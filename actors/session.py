@@ -36,7 +36,8 @@ KEPT_S = 60.0
 """How long a finished turn can still be read by a handle that lost its connection."""
 
 READER_LEASE_S = 30.0
-"""A streamed turn whose reader has been silent for this long is stopped: nobody would see the rest."""
+"""A streamed turn is stopped when the process of its handle has been silent for this long: nobody would see the rest. A reader that
+takes its time is not silent: its process asks for the turn's result meanwhile."""
 
 SESSION_OPTIONS: dict[str, Any] = {
     "max_restarts": -1,
@@ -113,9 +114,11 @@ class SessionActor:
 
     async def result(self, run_id: str) -> tuple[bool, ExecutionResult[Any] | None]:
         """Whether a turn is over, and its result (or what it raised). Waits up to `POLL_S`."""
-        run = self._turn(run_id).run
-        done, _ = await asyncio.wait({run.task}, timeout=POLL_S)
-        return (True, run.task.result()) if done else (False, None)
+        turn = self._turn(run_id)
+        turn.seen()
+        done, _ = await asyncio.wait({turn.run.task}, timeout=POLL_S)
+        turn.seen()
+        return (True, turn.run.task.result()) if done else (False, None)
 
     async def read(self, run_id: str, cursor: int) -> EventBatch:
         """The events of a turn from `cursor` on; waits up to `POLL_S` for the first."""

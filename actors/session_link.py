@@ -14,7 +14,16 @@ from typing import Any
 
 import ray
 
-from lousho_ray.actors.cluster import CALL_TIMEOUT_S, ActorLostError, ask, attached, live, look_up_again, this_process
+from lousho_ray.actors.cluster import (
+    CALL_TIMEOUT_S,
+    KNOWN_TO_LIVE_S,
+    ActorLostError,
+    ask,
+    attached,
+    live,
+    look_up_again,
+    this_process,
+)
 from lousho_ray.actors.hosted_turn import HostedTurn
 from lousho_ray.actors.session import ANSWERS_IN_S, SessionKey
 from lousho_ray.actors.shipping import Shipper
@@ -32,10 +41,6 @@ START_TIMEOUT_S = 120.0
 
 RESTART_PAUSES_S = (0.3, 0.6, 1.2, 2.4, 4.8, 9.6)
 """Waits for an actor that is being started again: 0.6 s for a process, up to 18 s when its node was lost."""
-
-KNOWN_TO_LIVE_S = 2.0
-"""For how long after an answer an actor is taken to be there. One that may not be is asked before a turn is sent to it: a turn that
-was sent once must not be sent again."""
 
 
 class HostedLink:

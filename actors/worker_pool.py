@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from lousho_ray.actors.cluster import LOOK_UP_AGAIN_S, ActorLostError, ask, attached, live, look_up_again
+from lousho_ray.actors.cluster import KNOWN_TO_LIVE_S, LOOK_UP_AGAIN_S, ActorLostError, ask, attached, live, look_up_again
 from lousho_ray.actors.shipping import Shipment, Shipper
 from lousho_ray.actors.worker import POLL_S, Report
 from lousho_ray.cancellation import Aborted, AbortReason, AbortSignal
@@ -25,6 +25,9 @@ from lousho_ray.subagents import ChildOutcome, ChildRun
 
 SUBMIT_TIMEOUT_S = 120.0
 """A worker process takes 0.35 s to start on an idle machine, much longer on a full one."""
+
+RESTART_PAUSES_S = (0.3, 0.6, 1.2, 2.4, 4.8)
+"""Waits for a worker that is being started again: 0.6 s on an idle machine. When its node was lost there are other workers."""
 
 POLL_TIMEOUT_S = POLL_S * 3
 """When a worker counts as hung."""
@@ -102,6 +105,7 @@ class WorkerClient:
         self._life: str | None = None
         self.answers = True
         self._probing = False
+        self._answered_at = float("-inf")
 
     @property
     def load(self) -> int:
@@ -155,6 +159,7 @@ class WorkerClient:
         while self._unsent:
             batch, self._unsent = self._unsent, []
             try:
+                await self._reach()
                 life = await ask(live(self._handle).submit.remote(self._id, batch), _WHAT, timeout_s=SUBMIT_TIMEOUT_S)
             except Exception as error:
                 self._lose([child.run_id for _, child in batch], error)
@@ -168,6 +173,19 @@ class WorkerClient:
             if self._polling is None:
                 self._polling = asyncio.create_task(self._poll())
         self._sending = None
+
+    async def _reach(self) -> None:
+        """Asks a worker that was idle whether it is there, and waits while it is started again."""
+        for pause_s in (*RESTART_PAUSES_S, None):
+            if time.monotonic() - self._answered_at < KNOWN_TO_LIVE_S:
+                return
+            try:
+                await ask(live(self._handle).running.remote(), _WHAT, timeout_s=SUBMIT_TIMEOUT_S)
+                self._answered_at = time.monotonic()
+            except ActorLostError:
+                if pause_s is None:
+                    raise
+                await asyncio.sleep(pause_s)
 
     async def _poll(self) -> None:
         """Keeps one poll open while children run."""
@@ -191,6 +209,7 @@ class WorkerClient:
             self._lose(lost, ActorLostError(f"{_WHAT} was lost: its process was started again."))
             self._cursor = 0
         self._life = life
+        self._answered_at = time.monotonic()
 
     def _take(self, reports: Sequence[Report]) -> None:
         for report in reports:
@@ -207,7 +226,7 @@ class WorkerClient:
         for run_id in run_ids:
             self._end(run_id, ChildOutcome.failed(error))
         self._tell_to_stop(run_ids, AbortReason.of("The process that started this sub-agent has given it up."))
-        self.answers = False
+        self.answers, self._answered_at = False, float("-inf")
         look_up_again(self._handle)
 
     def _end(self, run_id: str, outcome: ChildOutcome) -> None:

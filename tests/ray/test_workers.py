@@ -135,6 +135,20 @@ async def test_a_killed_worker_loses_its_children_and_nothing_else(server: FakeS
     await eventually(used_again)
 
 
+async def test_workers_that_are_killed_at_rest_cost_a_delay_and_nothing_else(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # SUB-46: a sub-agent is sent to a worker that is known to be there
+    monkeypatch.setattr(worker_pool, "KNOWN_TO_LIVE_S", 0.0)
+    lead = lead_of(server, 4)
+    await lead.send("Go.")
+    for worker in workers():
+        await kill_process(worker)
+    result = await lead.send("Go.")
+    assert not any(message.is_error for message in task_results(result.messages).values())
+    assert len(server.requests) == 8
+
+
 def answer(text: str) -> str:
     """What a child answered, without the footer of its `task` call."""
     return str(json.loads(text)).split("\n\n[sub-agent")[0]
