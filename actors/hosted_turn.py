@@ -149,7 +149,7 @@ class HostedTurn:
             if home is not lost:
                 return home
             self._recoveries += 1
-            if error is not None and (not self._link.durable or self._recoveries > MOST_RECOVERIES):
+            if error is not None and (not self._link.resumes or self._recoveries > MOST_RECOVERIES):
                 advice = "resume() the session, or" if self._link.durable else "load the session, then"
                 raise ActorLostError(f"{error.detail} The turn's outcome is unknown: {advice} send again.") from error
             self._events.cut()

@@ -183,6 +183,11 @@ class HostedLink:
         return self._key is not None and self._key.checkpoints is not None
 
     @property
+    def resumes(self) -> bool:
+        """Whether a turn whose actor was lost is gone on with unasked."""
+        return self.durable and self._definition.auto_resume
+
+    @property
     def what(self) -> str:
         return f"The actor of session '{self._key.session_id}'" if self._key is not None else "A session actor"
 

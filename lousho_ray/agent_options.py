@@ -48,6 +48,7 @@ class CreateAgentOptions(TypedDict, total=False):
     max_subagent_depth: int
     store: AgentStore | SessionStore
     session_wait_ms: float
+    auto_resume: bool
     store_timeout_ms: float
     approval_store: ApprovalStore
     approval_ttl_ms: float

@@ -84,6 +84,7 @@ def create_agent(*, output: Any = None, **options: Any) -> Agent[Any]:
         max_subagent_depth: How deep sub-agents may nest (1; 0 = never offered).
         store: Where sessions are kept; see `memory_store()` and `SqliteStore`.
         session_wait_ms: How long a turn waits for another process that is in the same session (30,000).
+        auto_resume: Whether a durable turn whose session actor has died is resumed unasked (`True`); else its call raises.
         store_timeout_ms: How long one attempt of a save may take (30,000); there are three.
         approve: `fn(call) -> bool | str`: decides calls of tools with `needs_approval` in code; without it (and in streams) the run
             pauses until `agent.approvals.resolve()`.
@@ -163,6 +164,7 @@ def create_agent(*, output: Any = None, **options: Any) -> Agent[Any]:
         on_permission_mode_change=_function(given, "on_permission_mode_change"),
         audited="on_permission_decision" in given,
         session_wait_ms=check_positive_number(given.get("session_wait_ms", 30_000), "session_wait_ms"),
+        auto_resume=check_bool(given.get("auto_resume", True), "auto_resume"),
         store_timeout_ms=check_positive_number(given.get("store_timeout_ms", 30_000), "store_timeout_ms"),
         approval_store=_approval_store(given.get("approval_store")),
         approval_ttl_ms=check_positive_number(given["approval_ttl_ms"], "approval_ttl_ms") if "approval_ttl_ms" in given else None,

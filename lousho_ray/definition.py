@@ -58,6 +58,7 @@ class AgentDefinition:
     output_prompt: bool | Literal["auto"] = "auto"
     session_wait_ms: float = 30_000
     store_timeout_ms: float = 30_000
+    auto_resume: bool = True
     session_limits: Limits | None = None
     permissions: tuple[PermissionRule, ...] = ()
     permission_mode: Any = "default"

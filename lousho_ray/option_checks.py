@@ -162,7 +162,7 @@ AGENT_KEYWORDS = frozenset(
         *("retry", "fallback_models", "rate_limit", "reasoning", "prompt_caching", "hooks", "compaction", "mcp_servers", "output"),
         *("output_validate", "output_prompt", "abort_grace_ms", "session_wait_ms", "store_timeout_ms", "spill_tool_results"),
         *("max_tool_result_chars", "on_agent_drift", "on_event", "on_run_end", "exporter", "capture_content", "redact_content"),
-        "runtime",
+        *("auto_resume", "runtime"),
     }
 )
 """The documented keywords of `create_agent()`."""

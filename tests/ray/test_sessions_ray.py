@@ -346,6 +346,27 @@ async def test_a_durable_turn_of_a_killed_actor_is_finished(server: FakeServer, 
         assert len(calls) == 1, "the recorded reply is not asked for again"
 
 
+async def test_a_turn_of_a_killed_actor_waits_to_be_resumed_where_that_is_asked_for(server: FakeServer, tmp_path: Path) -> None:
+    # DEC-R6, DUR-D7, SES-77
+    async with SqliteStore(tmp_path / "s.db") as store:
+        session = agent_of(server, tools=[where], store=store, auto_resume=False).session("waits")
+        server.on("chat", Reply(tool_calls=[("where", {})]))
+        server.on("chat", gate("cut"), Reply("too late"))
+        turn = asyncio.create_task(session.send("one"))
+        await server.reached("cut")
+        for actor in session_actors():
+            await kill_process(actor)
+        with pytest.raises(AgentExecutionError, match="resume"):
+            await turn
+        pending = await session.pending()
+        assert pending is not None
+        assert pending.status == "in-progress"
+        resumed = await session.resume()
+        assert resumed is not None
+        assert resumed.ok
+        assert [message.role for message in await session.load()] == ["user", "assistant", "tool", "assistant"]
+
+
 async def test_an_actor_that_is_killed_at_rest_costs_a_delay_and_nothing_else(
     server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -108,6 +108,7 @@ TESTS: dict[str, dict[str, str]] = {
         "subagents": f"{SUB}the_prompt_lists_the_subagents_and_the_agent_itself_is_not_changed",
         "max_subagent_depth": f"{SUB}the_top_levels_depth_rules_the_whole_tree",
         "store": f"{U}sessions_local.py::test_the_agents_store_is_the_default_and_a_sessions_own_wins",
+        "auto_resume": "ray/test_sessions_ray.py::test_a_turn_of_a_killed_actor_waits_to_be_resumed_where_that_is_asked_for",
         "store_timeout_ms": f"{U}session_stores.py::test_a_save_that_hangs_is_tried_three_times_and_fails_the_turn",
         "session_wait_ms": f"{RULES}a_turn_waits_for_another_process_no_longer_than_session_wait_ms",
         "approval_store": f"{RULES}each_part_of_a_store_is_a_default_of_its_own",

@@ -371,6 +371,22 @@ async def test_listeners_hear_every_turn_until_they_are_removed() -> None:
     assert (heard[-1].session_id, heard[-1].messages_cleared) == (session.id, 4)
 
 
+@pytest.mark.parametrize("durable", [True, False])
+async def test_listeners_hear_the_continuation_of_a_paused_turn(durable: bool) -> None:
+    # EVT-49
+    async def execute(args: Any) -> str:
+        return "paid"
+
+    pay = define_tool(name="pay", description="Pays.", execute=execute, needs_approval=True)
+    agent = agent_of(calls("pay"), "Done", tools=[pay], **({"store": memory_store()} if durable else {}))
+    session, heard = agent.session("s"), list[Any]()
+    session.on(heard.append)
+    paused = await session.send("Pay")
+    await agent.approvals.resolve(paused.approval_id or "", approved=True)
+    assert [name for name in names(heard) if name.startswith("run.done")] == ["run.done awaiting-approval", "run.done stop"]
+    assert "tool.done pay" in names(heard)
+
+
 async def test_a_listener_that_raises_does_not_fail_the_turn() -> None:
     # EVT-D5
     def bad(event: Any) -> None:
