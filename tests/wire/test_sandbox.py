@@ -69,9 +69,9 @@ def running(marker: str) -> list[int]:
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(40):
         while not condition():
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0.02)
 
 
 # ------------------------------------------------------------------------------------------------------------------- network
@@ -262,8 +262,10 @@ async def test_death_of_the_agent_ends_its_programs() -> None:
     )
     root = Path(__file__).parents[2]
     with subprocess.Popen([sys.executable, "-c", code], cwd=root, env={**os.environ, "PYTHONPATH": str(root)}) as agent:
-        await until(lambda: running(f"{marker}\x00600"))
-        agent.kill()
+        try:
+            await until(lambda: running(f"{marker}\x00600"))
+        finally:
+            agent.kill()
     await until(lambda: not running(f"{marker}\x00600"))
 
 
