@@ -14,6 +14,7 @@ from lousho_ray.actors.stream_view import StreamView
 from lousho_ray.cancellation import AbortReason
 from lousho_ray.eventlog import EventLog
 from lousho_ray.events import Event
+from lousho_ray.handle import BATCH
 from lousho_ray.ids import new_id
 from lousho_ray.limits.session_spend import without_spend
 from lousho_ray.loop.result import ExecutionResult, final_text
@@ -79,7 +80,7 @@ class HostedTurn:
 
     async def read(self, cursor: int) -> tuple[list[Event], int, bool]:
         if self._log is not None:
-            events, cursor = await self._log.read(cursor)
+            events, cursor = await self._log.read(cursor, most=BATCH)
             return events, cursor, self._log.at_end(cursor)
         events, end = await self._read()
         return events, cursor + len(events), end
@@ -92,6 +93,10 @@ class HostedTurn:
         finally:
             if self._pumping is not None and self._result.done():
                 await asyncio.wait({self._pumping})
+
+    def stop_reading(self) -> None:
+        if self._log is not None:
+            self._log.stop_reading()
 
     def enqueue(self, messages: tuple[Message, ...]) -> tuple[str, Awaitable[bool]]:
         return self._add_input(messages, steer=False)

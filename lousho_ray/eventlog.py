@@ -17,8 +17,8 @@ T = TypeVar("T")
 HIGH_WATER = 4_096
 """Unread events at which a run with an active reader waits."""
 
-PATIENCE_S = 1.0
-"""How long a run waits for its reader at most: what the reader is waiting for may be the run itself."""
+PATIENCE_S = 30.0
+"""How long a run waits for a sign of its reader at most: what the reader is waiting for may be the run itself."""
 
 
 class EventLog(Generic[T]):

@@ -22,6 +22,9 @@ from lousho_ray.permissions import ModeCell
 
 T = TypeVar("T")
 
+BATCH = 64
+"""How many events a handle takes at a time: each batch tells the run that its consumer is still there, and frees memory."""
+
 Input = str | Sequence[ContentPart] | Sequence[Message]
 
 
@@ -52,6 +55,10 @@ class RunSource(Protocol):
         ...
 
     async def result(self) -> ExecutionResult[Any]: ...
+
+    def stop_reading(self) -> None:
+        """The consumer waits for the result: the run must not wait for it."""
+        ...
 
     def enqueue(self, messages: tuple[Message, ...]) -> tuple[str, Awaitable[bool]]: ...
 
@@ -94,7 +101,7 @@ class AgentRun(Generic[T]):
     @property
     def result(self) -> _Result[T]:
         """Awaitable: the `ExecutionResult` that `send()` would have returned, or the error it would have raised."""
-        return _Result(self._source.result)
+        return _Result(self._outcome)
 
     def enqueue(self, input: Input) -> EnqueueResult:
         """Adds input at the run's next safe point: after the running step's tool results."""
@@ -137,6 +144,10 @@ class AgentRun(Generic[T]):
         self._source.leave()
         await self._settled()
 
+    async def _outcome(self) -> ExecutionResult[T]:
+        self._source.stop_reading()  # a reader that awaits the result inside its loop must not hold the run up
+        return await self._source.result()
+
     async def _settled(self) -> None:
         try:
             await self._source.result()
@@ -167,12 +178,14 @@ class LocalRun:
         self.task.add_done_callback(lambda _: run.close())  # A task that is cancelled before it starts leaves it unawaited.
 
     async def read(self, cursor: int) -> tuple[list[Event], int, bool]:
-        events, cursor = await self.log.read(cursor)
+        events, cursor = await self.log.read(cursor, most=BATCH)
         return events, cursor, self.log.at_end(cursor)
 
     async def result(self) -> ExecutionResult[Any]:
-        self.log.stop_reading()  # a reader that awaits the result inside its loop must not hold the run up
         return await asyncio.shield(self.task)
+
+    def stop_reading(self) -> None:
+        self.log.stop_reading()
 
     def enqueue(self, messages: tuple[Message, ...]) -> tuple[str, Awaitable[bool]]:
         item = QueuedInput(messages)

@@ -69,6 +69,7 @@ class WatchedRun:
         self.steer = source.steer
         self.abort = source.abort
         self.leave = source.leave
+        self.stop_reading = source.stop_reading
         self._source = source
         self._ended = asyncio.ensure_future(self._end(saw))
         self._ended.add_done_callback(lambda ended: tell_end(listener, self.run_id, ended))

@@ -235,11 +235,12 @@ class ToolBatch:
     async def _call(self, index: int, call: ToolCall, run: Run, ctx: ToolContext, started: float) -> None:
         """Runs the tool and its post-hooks."""
 
-        def partial(output: Any, number: int) -> None:
+        async def partial(output: Any, number: int) -> None:
             if not self._deps.abort.aborted:
                 self._deps.emitter.emit(
                     ToolPartial, tool_call_id=call.id, tool_name=call.name, output=encode_result(output).safe, index=number
                 )
+                await self._deps.emitter.drain()
 
         try:
             on_partial = partial if self._deps.emitter.on else None

@@ -14,7 +14,7 @@ from lousho_ray.ports import ToolContext
 from lousho_ray.tools.threads import TOOL_THREADS
 from lousho_ray.tools.tool import Tool
 
-OnPartial = Callable[[Any, int], None]
+OnPartial = Callable[[Any, int], Awaitable[None] | None]
 """Gets each snapshot of an async generator tool, and its index from 0."""
 
 Place = Callable[[Tool[..., Any], Any, ToolContext], Awaitable[Any]]
@@ -135,7 +135,9 @@ async def _last_snapshot(generator: AsyncGenerator[Any, None], on_partial: OnPar
     async with aclosing(generator):
         async for last in generator:
             if on_partial is not None:
-                on_partial(last, index)
+                told = on_partial(last, index)
+                if told is not None:
+                    await told  # the consumer of the run's events is behind
             index += 1
     return last
 
