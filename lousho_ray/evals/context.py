@@ -15,6 +15,9 @@ from lousho_ray.evals.differences import first_difference, matches_partially
 from lousho_ray.evals.judges import Verdict, grade
 from lousho_ray.evals.scorers import in_order
 from lousho_ray.loop.result import ExecutionResult, ToolCallRecord
+from lousho_ray.session import transcript
+from lousho_ray.session_handle import Session
+from lousho_ray.stores.memory import MemorySessionStore
 from lousho_ray.usage import Usage
 
 
@@ -53,10 +56,26 @@ class AgentConversation:
     def __init__(self, agent: Agent[Any]) -> None:
         # Without its store: what an earlier case or run saved must not show. In this process: the interception seam is here.
         self.agent: Agent[Any] = Agent(replace(agent.definition, store=None, approval_store=None), "local", agent.options)
-        self.session = self.agent.session()
+        self._session: Session[Any] | None = None
+        self._first: ExecutionResult[Any] | None = None
 
     async def send(self, input: Any, **options: Any) -> ExecutionResult[Any]:
-        return await self.session.send(input, **options)
+        """A turn of the conversation. The first one of an agent without tools is a plain run, at a third of a turn's cost: such a
+        run cannot pause, and most datasets are one question each."""
+        definition = self.agent.definition
+        plain = not definition.tools and not definition.subagents and definition.compaction is None
+        if self._session is None and self._first is None and plain:
+            self._first = await self.agent.send(input, **options)
+            return self._first
+        return await (await self._open_session()).send(input, **options)
+
+    async def _open_session(self) -> Session[Any]:
+        if self._session is None:
+            store = MemorySessionStore()
+            self._session = self.agent.session(store=store)
+            if self._first is not None and self._first.finish_reason != "aborted":
+                await store.save(self._session.id, transcript(self._first))
+        return self._session
 
 
 async def agent_of(source: Any, case: Any) -> Agent[Any]:

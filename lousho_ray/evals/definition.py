@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -148,6 +149,7 @@ def invalid(message: str) -> LoushoError:
     return LoushoError(message, code="LOUSHO_EVALS_INVALID")
 
 
+@functools.lru_cache(maxsize=1024)
 def takes_case(test: Callable[..., Any]) -> bool:
     """Whether a test function takes the case besides `t`."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -13,13 +13,14 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
 from lousho_ray.errors import StorageError
 from lousho_ray.evals.records import CaseRecord
-from lousho_ray.usage import Spend, Usage
+from lousho_ray.usage import Spend
 
 RESULTS_VARIABLE = "LOUSHO_EVAL_RESULTS"
 FLUSH_S = 1.0
@@ -42,10 +43,17 @@ class Results:
 
     def take(self, record: CaseRecord) -> None:
         """Takes a line: the newest of a case counts, but what finished is never undone by an outage."""
-        self.spent += Usage.from_dict(record.usage).spend if record.usage else Spend()
+        if record.usage:
+            self.spent += _spend(record.usage)
         known = self.records.get(record.key)
         if known is None or known.status == "outage" or record.status != "outage":
             self.records[record.key] = record
+
+
+def _spend(usage: Mapping[str, Any]) -> Spend:
+    cost = usage.get("costUsd")
+    known = None if cost is None else Decimal(str(cost))
+    return Spend(usage.get("inputTokens", 0), usage.get("outputTokens", 0), known, usage.get("modelCalls", 0))
 
 
 def read_results(path: Path) -> Results:

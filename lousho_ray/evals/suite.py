@@ -124,7 +124,7 @@ class Suite:
                 self._cassettes.check(plan.cases)
             path = options.results or unfinished_results(options) or new_results(options.root)
             writer = await stack.enter_async_context(ResultsWriter(path))
-            results = read_results(path)
+            results = Results() if options.fresh else read_results(path)
             fresh = options.fresh or (results.ended and options.cassettes in ("record", "drift"))
             if fresh:
                 results = Results()
