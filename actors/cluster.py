@@ -335,6 +335,13 @@ def named_actor(cls: type[Any], name: str, *args: Any, options: dict[str, Any], 
         return handle
 
 
+def held_actor(name: str) -> Any:
+    """The handle that `named_actor` has returned for this name a moment ago, else `None`."""
+    held = _HELD.get(name)
+    fresh = held is not None and held.process == this_process() and time.monotonic() - held.at < LOOK_UP_AGAIN_S
+    return held.handle if held is not None and fresh else None
+
+
 def let_go(prefix: str, but: Collection[str]) -> None:
     """Ends, where they are not detached, the actors this process made and needs no more: those whose name begins with `prefix`."""
     with _HOLDING:

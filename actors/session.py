@@ -100,17 +100,20 @@ class SessionActor:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._one_spawner: Spawner | None = None
 
-    async def start(self, key: SessionKey, shipment: Shipment, request: Request) -> None:
-        """Puts a turn in line. Calling it again for the same run changes nothing."""
+    async def start(self, key: SessionKey, shipment: Shipment, request: Request) -> bool:
+        """Puts a turn in line. Calling it again for the same run changes nothing. `False`: send it with the agent's parcel."""
         self._loop = asyncio.get_running_loop()
         if request.run_id in self._turns:
-            return
+            return True
+        if self._warehouse.lacks(shipment):
+            return False
         host = await self._host(key, shipment)
         if request.run_id in self._turns:
-            return
+            return True
         run = host.start(request)
         self._turns[request.run_id] = turn = _Turn(run, self._loop, request.observed)
         run.task.add_done_callback(lambda _: turn.finish(lambda: self._turns.pop(request.run_id, None)))
+        return True
 
     async def result(self, run_id: str) -> tuple[bool, ExecutionResult[Any] | None]:
         """Whether a turn is over, and its result (or what it raised). Waits up to `POLL_S`."""

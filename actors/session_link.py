@@ -9,7 +9,7 @@ import time
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
@@ -43,6 +43,14 @@ RESTART_PAUSES_S = (0.3, 0.6, 1.2, 2.4, 4.8, 9.6)
 """Waits for an actor that is being started again: 0.6 s for a process, up to 18 s when its node was lost."""
 
 
+@dataclass(slots=True)
+class Peer:
+    """What a process knows of a session actor: when it last answered, and the agents (by digest) that it was sent."""
+
+    answered_at: float = float("-inf")
+    agents: set[str] = field(default_factory=set)
+
+
 class HostedLink:
     """Reaches a session in its actor. Nothing happens before the first call."""
 
@@ -52,15 +60,16 @@ class HostedLink:
         key: Callable[[], Awaitable[SessionKey]],
         services: Callable[[], tuple[Shipper, Any]],
         host: Callable[[SessionKey], Any],
+        peers: dict[Any, Peer],
     ) -> None:
         self._definition = definition
         self._make_key = key
         self._services = services
         self._host = host
+        self._peers = peers
         self._key: SessionKey | None = None
         self._actor: Any = None
         self._process = ""
-        self._answered_at = float("-inf")
         self._last_start: concurrent.futures.Future[None] | None = None
         self.mode: Any = None
         self.seen = 0
@@ -118,7 +127,7 @@ class HostedLink:
             own, _ = await self.reach()
             return replace(own, session_id=session_id, private=None if own.private is None else new_id("memory-"))
 
-        return HostedLink(self._definition, key, self._services, self._host)
+        return HostedLink(self._definition, key, self._services, self._host, self._peers)
 
     async def _call(self, method: str, *args: Any, definition: AgentDefinition | None = None) -> Any:
         """Asks the session something. The answer may take as long as it needs, as long as the actor says that it is there."""
@@ -156,7 +165,7 @@ class HostedLink:
             if self._key.private is not None:
                 weakref.finalize(self, _forget, self._actor, self._key.private).atexit = False
         actor = self._actor
-        if time.monotonic() - self._answered_at > KNOWN_TO_LIVE_S:
+        if time.monotonic() - self._peer(actor).answered_at > KNOWN_TO_LIVE_S:
             await self.ask(actor, live(actor).turns.remote(), timeout_s=START_TIMEOUT_S)
         return self._key, actor
 
@@ -164,7 +173,12 @@ class HostedLink:
         """Puts a turn in line there."""
         assert self._key is not None
         shipment = await self._services()[0].ship(self._definition)
-        await self.ask(actor, live(actor).start.remote(self._key, shipment, request), timeout_s=START_TIMEOUT_S)
+        agents = self._peer(actor).agents
+        for sent in (shipment.named(), shipment) if shipment.digest in agents else (shipment,):
+            call = live(actor).start.remote(self._key, sent, request)
+            if await self.ask(actor, call, timeout_s=START_TIMEOUT_S):
+                break
+        agents.add(shipment.digest)
 
     async def ask(self, actor: Any, call: Awaitable[Any], *, timeout_s: float = CALL_TIMEOUT_S) -> Any:
         """Awaits a call of the session's actor. When that is lost, the next call looks for the actor anew."""
@@ -172,10 +186,14 @@ class HostedLink:
             answer = await ask(call, self.what, timeout_s=timeout_s)
         except ActorLostError:
             look_up_again(actor)
-            self._actor, self._answered_at = None, float("-inf")
+            self._actor = None
+            self._peers.pop(actor, None)
             raise
-        self._answered_at = time.monotonic()
+        self._peer(actor).answered_at = time.monotonic()
         return answer
+
+    def _peer(self, actor: Any) -> Peer:
+        return self._peers.setdefault(actor, Peer())
 
     @property
     def durable(self) -> bool:

@@ -29,10 +29,17 @@ KEPT_DEFINITIONS = 32
 
 @dataclass(frozen=True, slots=True)
 class Shipment:
-    """A definition on its way: its content hash, and the reference to its bytes (in a list: Ray then does not fetch it unasked)."""
+    """A definition on its way: its content hash, and the reference to its bytes (in a list: Ray then does not fetch it unasked).
+
+    Without a parcel it names one that has arrived: each reference that travels costs both sides some bookkeeping.
+    """
 
     digest: str
     parcel: list[Any]
+
+    def named(self) -> Shipment:
+        """The same without its parcel."""
+        return Shipment(self.digest, [])
 
 
 class Shipper:
@@ -67,6 +74,10 @@ class Warehouse:
 
     def __init__(self) -> None:
         self._definitions: OrderedDict[str, AgentDefinition] = OrderedDict()
+
+    def lacks(self, shipment: Shipment) -> bool:
+        """Whether this is the name of a shipment whose parcel is not here (any more)."""
+        return not shipment.parcel and shipment.digest not in self._definitions
 
     async def unpack(self, shipment: Shipment) -> AgentDefinition:
         if shipment.digest not in self._definitions:

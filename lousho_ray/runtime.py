@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -67,6 +68,7 @@ class RayRuntime:
     def __init__(self) -> None:
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = WeakKeyDictionary()
         self._references: dict[int, tuple[Any, Any]] = {}
+        self._peers: dict[Any, Any] = {}
 
     def spawner(self) -> Spawner:
         spawner: Spawner = self._on_this_loop()[1]
@@ -79,7 +81,8 @@ class RayRuntime:
         private = None if sources.sessions is not None else new_id("memory-")
 
         async def reference(source: Any, part: str) -> Any:
-            return None if source is None else await asyncio.to_thread(self._reference, source, part)
+            known = self._known_reference(source)
+            return known if known is not None or source is None else await asyncio.to_thread(self._reference, source, part)
 
         async def key() -> SessionKey:
             sessions = await reference(sources.sessions, "sessions")
@@ -93,7 +96,7 @@ class RayRuntime:
                 _worker_actors()
             return _session_actor(key)
 
-        return HostedLink(definition, key, self._on_this_loop, host)
+        return HostedLink(definition, key, self._on_this_loop, host, self._peers)
 
     async def reach(self, store: Any, part: str = "sessions") -> Any:
         """The store behind its actor."""
@@ -122,6 +125,11 @@ class RayRuntime:
             state = self._loops[loop] = (shipper, RaySpawner(shipper, _ledger, _worker_actors))
         return state
 
+    def _known_reference(self, store: Any) -> Any:
+        """The reference of a store that was asked for before; does not block."""
+        known = self._references.get(id(store))
+        return known[1] if known is not None and known[0] is store else None
+
     def _reference(self, store: Any, part: str) -> Any:
         """Where a store (or a part by itself) is reached on the cluster; the same for the same object."""
         from lousho_ray.actors.store import RemoteStore, StoreReference
@@ -129,9 +137,8 @@ class RayRuntime:
 
         if isinstance(store, RemoteStore):
             return store.reference
-        known = self._references.get(id(store))
-        if known is not None and known[0] is store:
-            return known[1]
+        if (known := self._known_reference(store)) is not None:
+            return known
         location = getattr(store, "location", None)
         if isinstance(location, StoreLocation):
             reference = StoreReference.of_location(location, store)
@@ -255,15 +262,26 @@ def _worker_actors() -> list[Any]:
 
 def _session_actor(key: Any) -> Any:
     """The actor that hosts a session: always the same one of this job, whatever nodes come and go. Blocks."""
-    from lousho_ray.actors.cluster import agreed, cpu_places, job_id, named_actor, this_process
+    from lousho_ray.actors.cluster import cpu_places, held_actor, job_id, named_actor, this_process
     from lousho_ray.actors.session import SESSION_OPTIONS, SessionActor
     from lousho_ray.actors.session_link import host_index
 
-    places = cpu_places()
     prefix = f"lousho-sessions-{job_id()}"
-    index = host_index(key, int(agreed(prefix, str(len(places)), this_process())))
+    index = host_index(key, _session_actors(prefix, this_process()))
+    held = held_actor(f"{prefix}-{index}")
+    if held is not None:
+        return held
+    places = cpu_places()
     options = {**SESSION_OPTIONS, **places[index % len(places)].preferred}
     return named_actor(SessionActor, f"{prefix}-{index}", _actor_spawner, options=options)
+
+
+@functools.lru_cache(maxsize=100)
+def _session_actors(prefix: str, process: str) -> int:
+    """How many session actors the job has, for good: one per CPU of the cluster when the first of its processes asked. Blocks."""
+    from lousho_ray.actors.cluster import agreed, cpu_places
+
+    return int(agreed(prefix, str(len(cpu_places())), process))
 
 
 def _actor_spawner() -> Spawner:

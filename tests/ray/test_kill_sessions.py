@@ -80,7 +80,7 @@ class World:
     async def killed_at(self, point: str, input: str) -> Any:
         """Streams a turn whose actor is killed at `point`; its result, once the caller's stream has come to its end."""
         await eventually(self._there, timeout_s=30)
-        _, actor = await self.session.link.connect()
+        _, actor = await self.session.link.reach()
         await actor.__ray_call__.remote(stop_at_stages, self.folder)
         (self.folder / "point").write_text(point)
         turn = self.session.stream(input)
