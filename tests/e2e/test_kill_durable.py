@@ -132,7 +132,7 @@ TWICE = ["user:twice", "assistant:+mark", "tool:mark", "assistant:+mark", "tool:
         ("before delete", "twice", ["a c1", "b c2"], 3, "resume"),
     ],
 )
-async def test_a_killed_turn_goes_on_where_it_was(  # DUR-D8, DUR-11, DUR-12, DUR-20, DUR-31, DUR-33, SES-45, SES-47, SES-48
+async def test_a_killed_turn_goes_on_where_it_was(  # S01, DUR-D8, DUR-11, DUR-12, DUR-20, DUR-31, DUR-33, SES-45, SES-47, SES-48
     world: World, point: str, input: str, lines: list[str], requests: int, how: str
 ) -> None:
     await world.kill_at(point, input)
@@ -203,7 +203,7 @@ async def test_results_behind_a_slower_call_survive(world: World) -> None:  # LE
 
 
 @pytest.mark.parametrize("point", ["in pay", "before result 1"])
-async def test_an_interrupted_once_only_call_is_not_repeated(world: World, point: str) -> None:  # DEC-R7
+async def test_an_interrupted_once_only_call_is_not_repeated(world: World, point: str) -> None:  # S02, DEC-R7
     await world.kill_at(point, "once")
     assert world.lines == ["pay c1"]
     await world.go_on("resume")
@@ -219,7 +219,7 @@ async def test_a_once_only_call_that_never_began_runs(world: World) -> None:  # 
     assert world.lines == ["pay c1"]
 
 
-async def test_a_once_only_call_with_a_recorded_result_keeps_it(world: World) -> None:  # DEC-R7, DUR-31
+async def test_a_once_only_call_with_a_recorded_result_keeps_it(world: World) -> None:  # S02, DEC-R7, DUR-31
     await world.kill_at("after result 1", "once")
     await world.go_on("resume")
     assert world.lines == ["pay c1"]
@@ -274,7 +274,7 @@ async def paused(world: World) -> str:
         ("after finished", ["a c1", "g c2", "b c3"]),
     ],
 )
-async def test_a_decided_call_is_not_asked_for_again(world: World, point: str, lines: list[str]) -> None:  # DUR-D2
+async def test_a_decided_call_is_not_asked_for_again(world: World, point: str, lines: list[str]) -> None:  # S05, DUR-D2
     approval_id = await paused(world)
     await world.kill_at(point, f"approve {approval_id}", LEASE_S)
     await world.go_on("send")
