@@ -175,8 +175,7 @@ class HostedLink:
         shipment = await self._services()[0].ship(self._definition)
         agents = self._peer(actor).agents
         for sent in (shipment.named(), shipment) if shipment.digest in agents else (shipment,):
-            call = live(actor).start.remote(self._key, sent, request)
-            if await self.ask(actor, call, timeout_s=START_TIMEOUT_S):
+            if await self.ask(actor, live(actor).start.remote(self._key, sent, request), timeout_s=START_TIMEOUT_S):
                 break
         agents.add(shipment.digest)
 
