@@ -31,7 +31,7 @@ from lousho_ray.loop.result import ExecutionResult
 from lousho_ray.loop.run import run
 from lousho_ray.loop_thread import SYNC_LOOP
 from lousho_ray.messages import Message
-from lousho_ray.observing import ObservedPlace, PausedPlace, observers_of, tell_end
+from lousho_ray.observing import ObservedPlace, PausedPlace, SessionListeners, observers_of, tell_end
 from lousho_ray.option_checks import SESSION_KEYWORDS, UNSET, check_choice, unknown_keyword
 from lousho_ray.options import Limits, parse_options
 from lousho_ray.permissions import check_mode
@@ -171,7 +171,8 @@ class Agent(Generic[T]):
             definition = replace(definition, session_limits=parse_options(Limits, options["limits"]))
         link = self.runtime().session(definition, session_id, sources, self._own_approvals)
         link.mode = check_mode(options["permission_mode"]) if options.get("permission_mode") is not None else None
-        return Session(definition, session_id, policy, link, self._approvals)
+        listeners = functools.partial(_session_listeners().of, sources.sessions)
+        return Session(definition, session_id, policy, link, self._approvals, listeners)
 
     async def resume(self, id: str, *, business_state: Any = UNSET) -> ExecutionResult[T] | None:
         """Finishes the unfinished run of `send(..., session_id=id)`, else the interrupted turn of session `id`.
@@ -357,6 +358,12 @@ class Agent(Generic[T]):
         provider = self._definition.provider
         model = self._definition.model if isinstance(self._definition.model, str) else getattr(provider, "default_model", None)
         return f"<Agent {self.name!r} provider={getattr(provider, 'name', None)!r} model={model!r}>"
+
+
+@functools.cache
+def _session_listeners() -> SessionListeners:
+    """What listens to the sessions of this process."""
+    return SessionListeners()
 
 
 @functools.cache

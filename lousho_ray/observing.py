@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, TypeAlias
+from weakref import WeakValueDictionary
 
 from lousho_ray.audit import attach
 from lousho_ray.cancellation import CancelToken
@@ -27,6 +28,26 @@ RunEndListener: TypeAlias = Callable[[ExecutionResult[Any] | None, BaseException
 def observers_of(*listeners: Observer | None) -> list[Observer]:
     """Those that are there, each guarded so that it cannot fail a run."""
     return [guarded(listener) for listener in listeners if listener is not None]
+
+
+class Listeners(list[Observer]):
+    """Those of one session."""
+
+
+class SessionListeners:
+    """The listeners of the sessions of this process, by store and id: all handles of a session share them."""
+
+    def __init__(self) -> None:
+        self._of: WeakValueDictionary[tuple[int, str], Listeners] = WeakValueDictionary()
+
+    def of(self, store: object, session_id: str) -> Listeners:
+        """Without a store a session is its one handle's."""
+        if store is None:
+            return Listeners()
+        listeners = self._of.get((id(store), session_id))
+        if listeners is None:
+            listeners = self._of[id(store), session_id] = Listeners()
+        return listeners
 
 
 def tell_end(listener: RunEndListener | None, run_id: str, ended: asyncio.Future[Any]) -> None:

@@ -22,7 +22,7 @@ from lousho_ray.loop.input import as_messages
 from lousho_ray.loop.result import ExecutionResult
 from lousho_ray.loop_thread import SYNC_LOOP
 from lousho_ray.messages import Message
-from lousho_ray.observing import ObservedPlace, WatchedRun, observers_of
+from lousho_ray.observing import Listeners, ObservedPlace, WatchedRun, observers_of
 from lousho_ray.permissions import ModeCell, PermissionMode, check_mode
 from lousho_ray.ports import Observer
 from lousho_ray.session import Request, ResumeRequest, SessionLink, TurnPolicy, TurnRequest, cleared_event, transcript
@@ -39,14 +39,21 @@ class Session(Generic[T]):
     """A conversation's handle. One turn runs at a time, in the order of the calls."""
 
     def __init__(
-        self, definition: AgentDefinition, id: str, policy: TurnPolicy, link: SessionLink, approvals: Approvals[Any]
+        self,
+        definition: AgentDefinition,
+        id: str,
+        policy: TurnPolicy,
+        link: SessionLink,
+        approvals: Approvals[Any],
+        listeners: Callable[[str], Listeners],
     ) -> None:
         self._definition = definition
         self._approvals = approvals
         self._policy: TurnPolicy = policy
         self._link = link
         self._messages: tuple[Message, ...] = ()
-        self._listeners: list[Observer] = []
+        self._listeners_of = listeners
+        self._listeners = listeners(id)
         self._forks: set[str] = set()
         self.id = id
 
@@ -216,12 +223,13 @@ class Session(Generic[T]):
         if not await link.begin(messages):
             return None
         link.mode = self._link.mode
-        fork: Session[T] = Session(self._definition, id, self._policy, link, self._approvals)
+        fork: Session[T] = Session(self._definition, id, self._policy, link, self._approvals, self._listeners_of)
         fork._messages = tuple(messages)
         return fork
 
     def on(self, listener: Observer) -> Callable[[], None]:
-        """Calls `listener(event)` for each event of this handle's turns and manual compactions and `context.cleared`.
+        """Calls `listener(event)` for each event of the session's turns in this process, whichever handle of it asks for them, for
+        those of manual compactions, and for `context.cleared`.
 
         The returned function ends it.
         """

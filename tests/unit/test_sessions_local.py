@@ -371,6 +371,27 @@ async def test_listeners_hear_every_turn_until_they_are_removed() -> None:
     assert (heard[-1].session_id, heard[-1].messages_cleared) == (session.id, 4)
 
 
+async def test_a_listener_hears_the_turns_of_every_handle_of_its_session() -> None:
+    # EVT-49
+    store, heard = MemorySessionStore(), list[Any]()
+    agent = echo_agent()
+    first = agent.session("s", store=store)
+    off = first.on(heard.append)
+    await echo_agent().session("s", store=store).send("a")  # another agent object, too
+    await agent.session("s", store=store).clear()
+    await agent.session("t", store=store).send("b")
+    await agent.session("s", store=MemorySessionStore()).send("c")
+    await agent.session("s").send("d")
+    assert [name for name in names(heard) if name in ("run.start", "run.done stop", "context.cleared")] == [
+        "run.start",
+        "run.done stop",
+        "context.cleared",
+    ]
+    off()
+    await agent.session("s", store=store).send("e")
+    assert heard[-1].type == "context.cleared"
+
+
 @pytest.mark.parametrize("durable", [True, False])
 async def test_listeners_hear_the_continuation_of_a_paused_turn(durable: bool) -> None:
     # EVT-49
