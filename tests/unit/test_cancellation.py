@@ -13,6 +13,7 @@ import pytest
 from lousho_ray.agent import Agent
 from lousho_ray.cancellation import Aborted, AbortReason, AbortSignal, CancelToken
 from lousho_ray.create import create_agent
+from lousho_ray.limits.limiter import create_rate_limiter
 from lousho_ray.messages import Message
 from lousho_ray.ports import GenerateOptions, GenerateResult, ReasoningChunk, ReasoningEndChunk, TextChunk
 from lousho_ray.stores.memory import MemorySessionStore, memory_store
@@ -351,7 +352,7 @@ class CheckedStore(MemorySessionStore):
         await asyncio.sleep(0)
 
 
-def busy_agent(on_event: Callable[[Any], None] | None) -> Agent[Any]:
+def busy_agent(on_event: Callable[[Any], None] | None, **options: Any) -> Agent[Any]:
     """Two steps with tools of every kind, a sub-agent and hooks; each of them waits for the event loop now and then."""
 
     async def pause(*args: Any) -> None:
@@ -397,6 +398,7 @@ def busy_agent(on_event: Callable[[Any], None] | None) -> Agent[Any]:
         hooks=[Hook()],
         tool_concurrency=2,
         on_event=on_event,
+        **options,
     )
 
 
@@ -448,6 +450,55 @@ async def test_send_cancelled_after_any_number_of_loop_turns(observed: bool) -> 
     assert finished_at is not None, "the run never ended by itself"
     assert cancelled_runs > 20
     gc.collect()
+
+
+async def test_a_durable_send_cancelled_after_any_number_of_loop_turns_gives_its_slot_back_and_the_next_turn_works() -> None:
+    # RUN-D1, DUR-34, RL-11: with checkpoints and a limiter of two calls at a time
+    finished_at: int | None = None
+    for turns in range(0, 900, 2):
+        store = memory_store()
+        _slowed(store.checkpoints)
+        limiter = create_rate_limiter({"max_concurrent": 2})
+        agent = busy_agent(None, store=store, rate_limit=limiter)
+        session = agent.session("s")
+        before = asyncio.all_tasks()
+        sending = asyncio.ensure_future(session.send("First"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        ended_by_itself = sending.done()
+        sending.cancel()
+        outcome = (await asyncio.gather(sending, return_exceptions=True))[0]
+        assert ended_by_itself or isinstance(outcome, asyncio.CancelledError)
+        assert asyncio.all_tasks() <= before | {sending}, f"tasks left after {turns} turns"
+        stats = await limiter.stats()
+        assert (stats.running, stats.waiting) == (0, 0), f"a slot is held after {turns} turns"
+        assert await session.pending() is None
+        check_transcript(await session.load())
+        if turns % 14 == 0 or ended_by_itself:
+            later = await session.send("Second")
+            assert (later.ok, later.text) == (True, "Done")
+            check_transcript(await session.load())
+        if ended_by_itself:
+            finished_at = turns
+            break
+    assert finished_at is not None, "the run never ended by itself"
+    assert finished_at > 60
+
+
+def _slowed(checkpoints: Any) -> None:
+    """Saves and loads of a store wait for the event loop, before and after."""
+    for name in ("save", "load", "delete"):
+
+        def wrap(plain_method: Any) -> Any:
+            async def slow(*args: Any, **options: Any) -> Any:
+                await asyncio.sleep(0)
+                value = await plain_method(*args, **options)
+                await asyncio.sleep(0)
+                return value
+
+            return slow
+
+        setattr(checkpoints, name, wrap(getattr(checkpoints, name)))
 
 
 async def test_a_send_that_is_cancelled_twice_still_settles() -> None:
