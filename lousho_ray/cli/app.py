@@ -9,10 +9,12 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import Any
 
 import typer
 
 from lousho_ray.cli import eval_command
+from lousho_ray.cli.config import config_file, read_defaults
 from lousho_ray.errors import ERROR_CODES, LoushoError, mask_secrets, suggest
 
 DEBUG_VARIABLE = "LOUSHO_DEBUG"
@@ -59,7 +61,8 @@ def run_lousho(argv: Sequence[str]) -> int:
         return _unknown(first, names, command.get_help(_context()))
     failed = COULD_NOT_RUN.get(first, 1)
     try:
-        code = command.main(arguments, prog_name="lousho", standalone_mode=False)
+        defaults = _defaults(command, first, arguments)
+        code = command.main(arguments, prog_name="lousho", standalone_mode=False, default_map=defaults)
     except typer.TyperException as error:
         return _usage_error(error, failed)
     except typer.Abort:
@@ -67,6 +70,15 @@ def run_lousho(argv: Sequence[str]) -> int:
     except LoushoError as error:
         return _fail(error, failed)
     return code if isinstance(code, int) else 0
+
+
+def _defaults(command: Any, name: str, arguments: Sequence[str]) -> dict[str, Any]:
+    """The defaults that the file of `--config` gives to a command that has that option."""
+    path = config_file(arguments)
+    known = {option.name for option in getattr(command.commands.get(name), "params", ())}
+    if path is None or "config" not in known:
+        return {}
+    return {name: read_defaults(path, known - {"config", "patterns"})}
 
 
 def _context() -> typer.Context:

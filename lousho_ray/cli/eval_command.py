@@ -60,6 +60,7 @@ def eval_command(
     drift: Annotated[bool, typer.Option("--drift", help="Run live and compare with the recordings.")] = False,
     drift_usage: Annotated[bool, typer.Option("--drift-usage", help="With --drift: compare tokens, too.")] = False,
     drift_text: Annotated[bool, typer.Option("--drift-text", help="With --drift: compare the reply's text, too.")] = False,
+    config: Annotated[Path | None, typer.Option(help="A TOML file with defaults of these options.")] = None,
     status_json: Annotated[bool, typer.Option("--status-json", help="Print the status of a running suite as JSON.")] = False,
     json: Annotated[Path | None, typer.Option(help="Write a JSON report.")] = None,
     junit: Annotated[Path | None, typer.Option(help="Write a JUnit report.")] = None,

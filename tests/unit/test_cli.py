@@ -111,3 +111,31 @@ def test_the_command_starts_quickly_and_loads_no_client() -> None:
         used.append(float(seconds))
         assert loaded == ["False", "False"]
     assert min(used) < 0.3
+
+
+def test_a_toml_file_holds_defaults_and_the_command_line_wins(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # EVAL-21
+    write_evals(project, PASSING)
+    (project / "evals.toml").write_text('tag = ["slow"]\nmax-cost-usd = 3\njson = "from-config.json"\n')
+    assert run_lousho(["eval", "--config", "evals.toml"]) == 0
+    assert "No case was selected" in capsys.readouterr().out
+    assert json.loads((project / "from-config.json").read_text())["skipped"] == ["e"]
+    assert run_lousho(["eval", "--config=evals.toml", "--tag", "quick"]) == 0
+    assert "1 passed" in capsys.readouterr().out
+    (project / "evals.toml").write_text("concurency = 3")
+    assert run_lousho(["eval", "--config", "evals.toml"]) == 2
+    assert "Did you mean 'concurrency'" in capsys.readouterr().err
+    assert run_lousho(["eval", "--config", "none.toml"]) == 2
+
+
+def test_judge_files_run_only_on_request(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # EVAL-18, EVAL-20
+    write_evals(project, PASSING)
+    judged = "score=llm_judge('Good?', provider=mock_model(['SCORE: 0.9'])), threshold=0.5)"
+    write_evals(project, "define_eval(name='judged', agent=says('x'), input='x', " + judged, "some.judge.eval.py")
+    assert run_lousho(["eval"]) == 0
+    assert "judged" not in capsys.readouterr().out
+    assert run_lousho(["eval", "--judge"]) == 0
+    said = capsys.readouterr().out
+    assert "judged[default]  passed  score 0.9" in said
+    assert "e[default]" not in said
