@@ -27,7 +27,10 @@ from tests.e2e.test_kill_durable import GUARDED, TWICE, check_whole
 from tests.ray.processes import eventually, kill_process
 from tests.unit.loop_support import results, shape
 
-pytestmark = pytest.mark.usefixtures("ray_cluster")
+pytestmark = [
+    pytest.mark.usefixtures("ray_cluster"),
+    pytest.mark.timeout(240),
+]  # an actor that is killed takes its time to come back
 
 
 def reached(folder: Path, point: str) -> bool:
@@ -79,13 +82,13 @@ class World:
 
     async def killed_at(self, point: str, input: str) -> Any:
         """Streams a turn whose actor is killed at `point`; its result, once the caller's stream has come to its end."""
-        await eventually(self._there, timeout_s=30)
+        await eventually(self._there, timeout_s=90)
         _, actor = await self.session.link.reach()
         await actor.__ray_call__.remote(stop_at_stages, self.folder)
         (self.folder / "point").write_text(point)
         turn = self.session.stream(input)
         events = asyncio.create_task(_all(turn))
-        await eventually(self._reached, timeout_s=30)
+        await eventually(self._reached, timeout_s=90)
         await kill_process(actor)
         (self.folder / "reached").unlink()
         told = await events  # R6: the stream goes on over the death of the actor
@@ -121,7 +124,7 @@ async def _all(turn: Any) -> list[Any]:
 
 @pytest.fixture
 async def world(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[World]:
-    async with FakeServer(timeout_s=30) as server, AsyncExitStack() as closing:
+    async with FakeServer(timeout_s=90) as server, AsyncExitStack() as closing:
         server.respond(answer)
         if request.param == "s3":
             store = store_of(closing.enter_context(S3Server()))
