@@ -27,10 +27,8 @@ from tests.e2e.test_kill_durable import GUARDED, TWICE, check_whole
 from tests.ray.processes import eventually, kill_process
 from tests.unit.loop_support import results, shape
 
-pytestmark = [
-    pytest.mark.usefixtures("ray_cluster"),
-    pytest.mark.timeout(240),
-]  # an actor that is killed takes its time to come back
+# An actor that was killed takes its time to come back.
+pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(240)]
 
 
 def reached(folder: Path, point: str) -> bool:
