@@ -157,6 +157,21 @@ def test_long_inputs_are_priced_by_their_tier() -> None:
     assert above > base  # type: ignore[operator]
 
 
+@pytest.mark.parametrize(
+    ("model", "last_cheap"), [("claude-sonnet-4-5", 200_000), ("gpt-5.4", 272_000), ("x-ai/grok-4.3", 199_999)]
+)
+def test_the_whole_prompt_decides_on_the_price_of_every_token(model: str, last_cheap: int) -> None:
+    # C04: cached tokens count towards the boundary, which the table draws (xAI's tier begins at 200,000, others' behind it)
+    info = get_model_info(model)
+    assert info is not None
+    for tokens, tier in ((last_cheap, info), (last_cheap + 1, info.tiers[0])):
+        rates = (tier.input_cost_per_mtok, tier.cached_input_cost_per_mtok, tier.output_cost_per_mtok)
+        read, cached, written = (rate or Decimal(0) for rate in rates)
+        cost = estimate_cost(ProviderUsage(tokens, 1_000, cached_input_tokens=150_000), model)
+        assert cost == ((tokens - 150_000) * read + 150_000 * cached + 1_000 * written) / 1_000_000
+        assert cost > 0
+
+
 def test_built_in_entries_are_sane() -> None:
     # COST-21, COST-22, BUD-D6
     built_in = list_models()

@@ -389,6 +389,25 @@ async def test_a_child_of_unknown_price_makes_the_cost_unknown() -> None:
     assert result.usage.by_model["m-known"].cost_usd is not None
 
 
+async def test_a_tree_stops_at_the_leads_budget_plus_one_call() -> None:
+    # C08, BUD-17, BUD-22: three levels, $0.30 a call, $1 for the lead; what a child spent before it failed counts
+    register_model(id="m-dear", provider="x", context_window=10, input_cost_per_mtok=300_000.0, output_cost_per_mtok=0.0)
+    used = {"input_tokens": 1, "output_tokens": 0}
+
+    def dear(*turns: Any, name: str, **options: Any) -> Any:
+        provider = mock_model(list(turns), default_model="m-dear")
+        return create_agent(provider=provider, name=name, description="Works.", max_subagent_depth=2, **options)
+
+    def fail(_: GenerateOptions) -> Any:
+        raise ValueError("out of order")
+
+    low = dear(calls("gone", usage=used), fail, name="low")
+    middle = dear(calls(task("low"), usage=used), {"text": "m", "usage": used}, name="middle", subagents={"low": low})
+    top = dear(calls(task("middle"), usage=used), name="top", subagents={"middle": middle}, limits={"max_cost_usd": 1})
+    result = await top.send("Go")
+    assert (result.finish_reason, result.usage.model_calls, result.usage.cost_usd) == ("budget-exceeded", 4, 1.2)
+
+
 async def test_nested_usage_adds_up_once() -> None:
     # COST-07, SUB-32
     used = {"input_tokens": 1, "output_tokens": 0}

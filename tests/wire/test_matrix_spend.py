@@ -6,6 +6,11 @@ from typing import Any
 
 import pytest
 
+from lousho_ray.errors import BudgetExceededError
+from lousho_ray.messages import user
+from lousho_ray.ports import GenerateOptions, GenerateResult
+from lousho_ray.providers.failures import classify
+from lousho_ray.providers.retry import with_retry
 from lousho_ray.testing.fake_server import (
     D,
     FakeServer,
@@ -207,3 +212,38 @@ async def test_a_budget_counts_the_attempts_that_failed(fake_server: FakeServer)
         played = await play(agent, "first", streamed=True)
     assert played.result is not None
     assert (played.result.finish_reason, box.runs) == ("budget-exceeded", [])
+
+
+@pytest.mark.parametrize("on_exceeded", ["stop", "throw"])
+async def test_a_reached_budget_is_an_end_that_nothing_tries_again(fake_server: FakeServer, on_exceeded: str) -> None:
+    # C10: neither the retries of the provider nor those around the agent spend again
+    fake_server.respond(Reply(tool_calls=[("f", {})], usage=(900, 200)))
+    limits = {"max_tokens": 1000, "on_exceeded": on_exceeded}
+    async with an_agent(provider_for("chat", fake_server), Toolbox().tools, limits=limits, retry={"max_retries": 3}) as agent:
+        played = await play(agent, "first", streamed=True)
+    assert len(fake_server.requests) == 1
+    if on_exceeded == "stop":
+        assert played.result is not None
+        assert (played.result.finish_reason, played.result.ok) == ("budget-exceeded", False)
+        return
+    assert isinstance(played.error, BudgetExceededError)
+    assert not classify(played.error).retryable
+    outer = ScriptedFailure(played.error)
+    with pytest.raises(BudgetExceededError):
+        await with_retry(outer, max_retries=3, backoff={"initial_ms": 0}).generate(GenerateOptions([user("again")]))
+    assert outer.calls == 1
+
+
+class ScriptedFailure:
+    """A provider that fails with one error."""
+
+    name = "scripted"
+    default_model = "m"
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        self.calls = 0
+
+    async def generate(self, options: GenerateOptions, /) -> GenerateResult:
+        self.calls += 1
+        raise self.error
