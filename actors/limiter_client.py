@@ -63,6 +63,7 @@ class LimiterClient:
         self._outbox = Outbox()
         self._gathering: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
         self._sending = False
+        self._gathered_enough: asyncio.Event | None = None
         self._listening = False
         # Touched on the background loop only.
         self._listen_call: asyncio.Task[Any] | None = None
@@ -83,6 +84,9 @@ class LimiterClient:
             if self._outbox.enter(link, ticket, self._now()):
                 self._listen_on()
                 return True
+            if self._gathered_enough is not None:
+                self._loop.call_soon_threadsafe(self._gathered_enough.set)
+                self._gathered_enough = None
             self._send_soon()
             return False
 
@@ -162,7 +166,7 @@ class LimiterClient:
         while (batch := self._take()) is not None:
             try:
                 if await self._exchange(batch):
-                    await asyncio.sleep(GATHER_S)
+                    await self._gather()
             except Exception as error:
                 self._fail(_as_ours(error))
                 with self._lock:
@@ -170,6 +174,18 @@ class LimiterClient:
                     self._sending = False
                     self._loop.call_later(RETRY_LATER_S, self._retry)
                 return
+
+    async def _gather(self) -> None:
+        """Waits a moment, or until a call waits."""
+        with self._lock:
+            if self._outbox.waits:
+                return
+            enough = self._gathered_enough = asyncio.Event()
+        timer = self._loop.call_later(GATHER_S, enough.set)
+        await enough.wait()
+        timer.cancel()
+        with self._lock:
+            self._gathered_enough = None
 
     def _take(self) -> Batch | None:
         with self._lock:
@@ -237,18 +253,24 @@ class LimiterClient:
             self._outbox.arrived(entered, reply.arrived)
             admitted = self._outbox.grant(reply.grants[max(0, self._received - reply.first) :])
             self._received = max(self._received, reply.first + len(reply.grants))
-            for ticket in wake(admitted):
-                if self._outbox.withdraw(ticket):
-                    self._send_soon()
-            self._listen_on()
+            self._wake(admitted)
         return True
 
     def _borrow(self, lots: Sequence[Lot], lent: Sequence[tuple[int, int]], until: float) -> bool:
+        now = self._now()
         with self._lock:
-            if not self._outbox.lend(lots, lent, until):
-                return False
-        self._loop.call_later(max(0.0, until - self._now()), self._give_back)
-        return True
+            self._wake(self._outbox.lend(lots, lent, until, now))
+        borrowed = any(count for count, _ in lent)
+        if borrowed:
+            self._loop.call_later(max(0.0, until - now), self._give_back)
+        return borrowed
+
+    def _wake(self, admitted: Sequence[Ticket]) -> None:
+        """Starts admitted calls; those whose event loop is gone are not made. Holds the lock."""
+        for ticket in wake(admitted):
+            if self._outbox.withdraw(ticket):
+                self._send_soon()
+        self._listen_on()
 
     def _give_back(self) -> None:
         with self._lock:

@@ -63,6 +63,11 @@ class Outbox:
         return bool(self._calls)
 
     @property
+    def waits(self) -> bool:
+        """Whether calls wait for the next exchange."""
+        return bool(self._entering)
+
+    @property
     def urgent(self) -> bool:
         """Whether others wait for what is to be said."""
         return bool(self._withdrawals or self._releases or self._entering)
@@ -144,12 +149,23 @@ class Outbox:
                 admitted.append(ticket)
         return admitted
 
-    def lend(self, lots: Sequence[Lot], lent: Sequence[tuple[int, int]], until: float) -> bool:
-        """Leases for calls to come, as many of each lot as the actor could spare. Whether there were any."""
+    def lend(self, lots: Sequence[Lot], lent: Sequence[tuple[int, int]], until: float, now: float) -> list[Ticket]:
+        """Takes in leases for calls to come, as many of each lot as the actor could spare. Returns the calls that start with them:
+        those that have come meanwhile, in their order, unless others of this process wait in the actor already."""
         for lot, (count, booking) in zip(lots, lent, strict=True):
             self._busy.add(lot.link)
             lot.link.ahead.lend(lot.first, count, booking, lot.tokens, until)
-        return any(count for count, _ in lent)
+        started: list[Ticket] = []
+        for link in {lot.link for lot, (count, _) in zip(lots, lent, strict=True) if count}:
+            here = [ticket for owner, ticket in self._entering.values() if owner is link]
+            for ticket in here if len(here) == link.waiting else ():
+                if (lease := link.ahead.take(ticket.tokens, now)) is None:
+                    break
+                del self._entering[ticket.number]
+                self._remove(ticket)
+                self._start(link, ticket, lease)
+                started.append(ticket)
+        return started
 
     def give_back(self, now: float) -> bool:
         """Gives back leases whose time is over (at `inf`: all); `True` when the actor must hear of it."""

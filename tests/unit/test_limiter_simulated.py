@@ -136,8 +136,9 @@ class Process:
             assert reply.known
             self.outbox.arrived([number for _, number, _ in entries], reply.arrived)
             self._take(reply)
-            if self.outbox.lend(batch.ahead, reply.lent, until):
-                self.world.after(max(0.0, until - self.world.now), self._give_back)
+            for ticket in self.outbox.lend(batch.ahead, reply.lent, until, self.world.now):
+                self._start(ticket)
+            self.world.after(max(0.0, until - self.world.now), self._give_back)
             self.sending = False
             self._send()
 
