@@ -286,6 +286,8 @@ TABLE: dict[str, Benchmark] = {
 SCRIPTS = {
     "stores": ["stores.py", "--sessions", "50", "--turns", "5"],
     "limiter": ["limiter.py", "--seconds", "1", "--callers", "1,100"],
+    "streams": ["streams.py", "hop", "first", "rate", "many"],
+    "failures": ["failures.py", "--only", "session,worker,store"],
 }
 """Benchmarks with tables of their own, in a small size."""
 
