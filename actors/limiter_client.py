@@ -38,7 +38,7 @@ GATHER_S = 0.004
 """While nobody waits for it, what is given back may gather for so long: fewer exchanges, less CPU for each call."""
 
 RETRY_LATER_S = 5.0
-"""After three failed attempts: when to try again to keep the leases of calls in flight, and to give back slots."""
+"""After the last failed attempt: when to try again to keep the leases of calls in flight, and to give back slots."""
 
 
 class LimiterClient:
