@@ -242,13 +242,13 @@ async def test_cost_is_added_up_exactly_over_reopened_sessions() -> None:
 
 async def test_a_session_of_unknown_cost_is_not_held_to_it_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
     # BUD-30, COST-11, COST-12
-    model = mock_model([{"text": "Yes", "usage": USED}], on_exhausted="repeat-last", default_model="unpriced-1")
+    model = mock_model([{"text": "Yes", "usage": USED}], on_exhausted="repeat-last", default_model="priced-later")
     session = create_agent(provider=model, store=memory_store()).session("s", limits={"max_cost_usd": 0.0001})
     with caplog.at_level(logging.WARNING, "lousho_ray"):
         for _ in range(3):
             assert (await session.send("Hi")).ok
     assert len([record for record in caplog.records if "max_cost_usd" in record.message]) == 1
-    register_model(id="unpriced-1", provider="mock", context_window=1_000, input_cost_per_mtok=1.0, output_cost_per_mtok=1.0)
+    register_model(id="priced-later", provider="mock", context_window=1_000, input_cost_per_mtok=1.0, output_cost_per_mtok=1.0)
     assert (await session.send("Hi")).usage.cost_usd is not None
     assert recorded(session.messages)["costUnknown"] is True
 
