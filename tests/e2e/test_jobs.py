@@ -148,3 +148,48 @@ def test_two_jobs_run_and_share_the_named_limiter(cluster: Cluster, tmp_path: Pa
         assert all(report.read_text("utf-8").startswith("# Report\n\nFacts of part_0.py") for report in reports)
         assert len(server.requests) == 2 * (3 + 2 * len(FILES))
         assert server.max_concurrent == 3, "both jobs wait in one line"
+
+
+EVALS = """
+from lousho_ray import OpenAICompatibleProvider, create_agent
+from lousho_ray.evals import define_eval, equals
+from of_the_project import QUESTION
+
+agent = create_agent(provider=OpenAICompatibleProvider(base_url={url!r}, default_model="gpt-4o-mini"))
+
+async def test(t, case):
+    await t.send(f"{{QUESTION}} {{case['n']}}")
+    t.check("reply", t.reply, equals("done"))
+
+define_eval(name="batch", agent=agent, test=test, cases=[{{"label": f"c{{n}}", "n": n}} for n in range(40)])
+"""
+
+
+def test_a_suite_runs_as_a_job_and_the_same_job_again_pays_nothing_twice(cluster: Cluster, tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    results = tmp_path / "results.jsonl"
+    with FakeServer.in_thread(strict=False) as server:
+        server.respond(Reply("done", usage=(10, 1)))
+        (project / "batch.eval.py").write_text(EVALS.format(url=server.compatible_url))
+        (project / "of_the_project.py").write_text("QUESTION = 'What is'\n")
+        command = [
+            *(BIN / "ray", "job", "submit", "--address", cluster.url, "--working-dir", str(project), "--"),
+            *("python", "-W", "error", "-m", "lousho_ray.cli", "eval", "--concurrency", "16", "--max-concurrent", "4"),
+            f"--results={results}",
+        ]
+        for _ in range(2):
+            done = subprocess.run(
+                command,
+                env=cluster.variables,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=130,
+                check=False,
+            )
+            assert done.returncode == 0, done.stdout
+            assert "PASSED: 40 cases, 40 passed" in done.stdout
+        assert "40 of 40 cases have their results" in done.stdout
+        assert len(server.requests) == 40
+        assert server.max_concurrent <= 4
