@@ -2,7 +2,7 @@
 
     python benchmarks/run.py [names] [--rounds 5]
 
-`names`: turn, tools, history, parallel, stream, first, sessions, loop, children, ray, stores, limiter; all of them by default.
+`names`: turn, tools, history, parallel, evals, stream, first, sessions, loop, children, ray, stores, limiter; by default all.
 Both sides run in this process by turns, against a model server in a process of its own; of several rounds the cheapest counts, so
 that a busy machine disturbs little. CPU is that of this process with all its threads. Each benchmark takes less than 30 s.
 """
@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from answers_at_once import AnswersAtOnce
 from contestants import ByHand, Contestant, Ours, add
+from eval_suite import suite
 from model_server import Plan, model_server
 
 from lousho_ray import OpenAIProvider, create_agent
@@ -133,6 +134,34 @@ async def parallel(url: str, rounds: int) -> list[Row]:
     return [
         Row("200 turns of 4 calls at once, 50 ms each: CPU ms/step", ours.cpu_ms, by_hand.cpu_ms),
         Row("  the same: wall s (ideal 0.2)", ours.wall_s, by_hand.wall_s),
+    ]
+
+
+async def evals(url: str, rounds: int) -> list[Row]:
+    question, samples, at_once = Plan(wait_ms=50).text(), 1_000, 64
+
+    async def work(side: Contestant) -> int:
+        numbers = iter(range(samples))
+
+        async def worker() -> None:
+            for _ in numbers:
+                assert await side.turn(question) == "turn 1"
+
+        await asyncio.gather(*[worker() for _ in range(at_once)])
+        return samples
+
+    sides: dict[str, Callable[[], Awaitable[int]]] = {"ours": suite(url, question, samples, at_once)}
+    by_hand = ByHand(url)
+    sides["by hand"] = lambda: work(by_hand)
+    found: dict[str, list[Cost]] = {name: [] for name in sides}
+    for _ in range(min(rounds, 3) + 1):
+        for name, run in sides.items():
+            found[name].append(await cost(run))
+    await by_hand.close()
+    ours, theirs = (min(found[name][1:]) for name in sides)
+    return [
+        Row("1,000 samples of an eval, 64 at once: CPU ms each", ours.cpu_ms, theirs.cpu_ms),
+        Row("  the same: wall s (ideal 0.8)", ours.wall_s, theirs.wall_s),
     ]
 
 
@@ -281,7 +310,8 @@ def _cluster() -> Iterator[None]:
 Benchmark = Callable[[str, int], Awaitable[list[Row]]]
 
 TABLE: dict[str, Benchmark] = {
-    function.__name__: function for function in (turn, tools, history, parallel, stream, first, sessions, loop, children, ray)
+    function.__name__: function
+    for function in (turn, tools, history, parallel, evals, stream, first, sessions, loop, children, ray)
 }
 SCRIPTS = {
     "stores": ["stores.py", "--sessions", "50", "--turns", "5"],
