@@ -72,5 +72,5 @@ class ActorSuite:
 
 async def suites_of_cluster() -> list[ActorSuite]:
     """The suites that run on the cluster."""
-    named = await asyncio.to_thread(ray.util.list_named_actors, all_namespaces=True)
+    named: list[Any] = await asyncio.to_thread(ray.util.list_named_actors, all_namespaces=True)
     return [ActorSuite(item["name"]) for item in named if item["namespace"] == NAMESPACE and item["name"].startswith(PREFIX)]

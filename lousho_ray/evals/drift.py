@@ -32,7 +32,9 @@ def drift_rows(committed: Path, current: Path, options: DriftOptions) -> list[di
 def _behaviour(first: Path, options: DriftOptions) -> Mapping[str, Any]:
     """What the recorded calls show of what the agent did, one entry a field that can drift."""
     entries = [entry for path in _all(first) for entry in json.loads(path.read_text("utf-8"))["entries"]]
-    replies = [entry.get("response") or {"finishReason": f"error: {entry['error']['name']}"} for entry in entries]
+    replies: list[dict[str, Any]] = [
+        entry.get("response") or {"finishReason": f"error: {entry['error']['name']}"} for entry in entries
+    ]
     calls = [call for reply in replies for call in reply.get("toolCalls", ())]
     text = replies[-1].get("text", "") if replies else ""
     found: dict[str, Any] = {

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Protocol
 
-from lousho_ray.errors import BudgetExceededError, CassetteError
+from lousho_ray.errors import AgentExecutionError, BudgetExceededError, CassetteError
 from lousho_ray.evals.outages import outage_of
 from lousho_ray.ids import new_id
 from lousho_ray.loop.result import ToolCallRecord
@@ -135,6 +135,9 @@ class CaseCalls:
             self.outage = error.detail
             self._on_halt(error.detail)
             raise
+        except AgentExecutionError as error:
+            self._lost_count(error)
+            raise
 
     async def book(self, provider: LLMProvider, options: GenerateOptions, reply: Reply) -> None:
         """Adds a finished call to what the case, and with it the suite, has spent."""
@@ -143,7 +146,16 @@ class CaseCalls:
         for call in reply.tool_calls:
             self.tool_calls.append(ToolCallRecord(call.id, call.name, _arguments(call.arguments)))
         if self._budget is not None:
-            await self._budget.book(figures.spend)
+            try:
+                await self._budget.book(figures.spend)
+            except AgentExecutionError as error:
+                self._lost_count(error)
+                raise
+
+    def _lost_count(self, error: AgentExecutionError) -> None:
+        """The ledger is gone: nobody can tell any more when the suite's budget is reached."""
+        self.outage = f"the suite's account is lost ({error.detail})"
+        self._on_halt(self.outage)
 
     def failed(self, error: Exception) -> None:
         """Notes why a call failed for good, when that was no fault of the agent."""

@@ -24,7 +24,7 @@ async def nothing(t: Any) -> None: ...
 
 
 def test_an_eval_is_defined_in_eval_files_only() -> None:
-    # EVAL-04
+    # EVAL-01, EVAL-04
     with pytest.raises(LoushoError) as caught:
         define_eval(name="a", agent=AGENT, test=nothing)
     assert caught.value.code == "LOUSHO_EVALS_INVALID"

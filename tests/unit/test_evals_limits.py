@@ -293,3 +293,24 @@ async def test_an_interceptor_stands_between_runs_and_providers_until_it_is_remo
     assert (await agent.send("x")).text == "own again"
     with pytest.raises(LoushoError):
         set_provider_interceptor(3)  # type: ignore[arg-type]
+
+
+async def test_a_lost_account_halts_the_suite_since_its_budget_holds_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lousho_ray.errors import AgentExecutionError
+    from lousho_ray.evals.interceptor import SuiteBudget
+
+    async def lost(self: Any, spend: Any) -> None:
+        raise AgentExecutionError("The budget actor knows no such run.")
+
+    monkeypatch.setattr(SuiteBudget, "book", lost)
+    body = """
+async def test(t, case):
+    await t.send("x")
+
+define_eval(name="e", agent=says("Hi"), test=test, cases=range(5))
+"""
+    outcome = await run_body(tmp_path, body, max_cost_usd=1)
+    assert "account is lost" in str(outcome.summary.halted)
+    assert ([record.status for record in outcome.summary.records], outcome.summary.not_run) == (["outage"], 4)

@@ -352,7 +352,7 @@ async def test_a_model_pickles_with_its_script_and_its_calls() -> None:
 
 
 async def test_canned_texts_come_in_turn_and_again() -> None:
-    # PRV-61
+    # PRV-61, MOCK-15
     provider = MockProvider(["a", "b"])
     assert [result.text for result in await replies(provider, 5)] == ["a", "b", "a", "b", "a"]
     assert provider.name == "mock"
