@@ -103,7 +103,7 @@ def build_request(state: RunState, deps: RunDeps, *, with_tools: bool = True) ->
         not (tools or hosted) or (state.tool_calls and settings["tool_choice"] not in ("auto", "none"))
     ):
         settings = {key: value for key, value in settings.items() if key != "tool_choice"}
-    messages = list(state.messages)  # a request stays as it was when a provider holds on to it
+    messages = [message for message in state.messages if not _says_nothing(message)]
     if deps.call_instructions is not None:
         first = messages[0]
         messages = [first.with_(content=f"{first.text}\n\n{deps.call_instructions}"), *messages[1:]]
@@ -118,6 +118,12 @@ def build_request(state: RunState, deps: RunDeps, *, with_tools: bool = True) ->
         settings=settings,
         abort=deps.abort,
     )
+
+
+def _says_nothing(message: Message) -> bool:
+    """Whether it is an assistant turn without text and calls, like one of hosted calls alone: nothing that a model could be sent,
+    and what many APIs refuse."""
+    return message.role == "assistant" and not message.tool_calls and not message.text.strip()
 
 
 async def call_model(request: GenerateOptions, deps: RunDeps, state: RunState) -> Reply:

@@ -23,6 +23,7 @@ from lousho_ray import (
 )
 from lousho_ray.errors import ConfigurationError
 from lousho_ray.ports import GenerateOptions, GenerateResult, HostedToolCall, HostedToolCallChunk
+from lousho_ray.providers.ollama_wire import chat_request
 from lousho_ray.testing.mock_model import mock_model
 from tests.unit.loop_support import PolicyProvider, ScriptedStream, agent_of, calls, check_transcript, collect, names, plain, say
 
@@ -267,6 +268,32 @@ async def test_a_step_of_hosted_calls_alone_ends_the_run(reason: str, streamed: 
     assert (result.finish_reason, result.steps, result.text) == ("stop", 1, "")
     assert result.messages[-1].metadata is not None
     check_transcript(result.messages)  # no server is sent the turn without text
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_no_provider_is_sent_a_turn_of_hosted_calls_alone(streamed: bool) -> None:
+    # HOST-05, HOST-06: also one of your own, which would have to know that its API refuses a turn without text
+    model = mock_model([{**FOUND, "text": " "}, "More"])
+    store = memory_store()
+    session = create_agent(provider=model, tools=[web_search()], store=store, runtime="local").session("s")
+    for text in ("Hi", "Go on"):
+        await (session.stream(text).result if streamed else session.send(text))
+    assert [(message.role, message.text) for message in model.calls[1].messages[1:]] == [("user", "Hi"), ("user", "Go on")]
+    stored = await store.sessions.load("s")
+    assert stored is not None
+    assert [message.role for message in stored] == ["user", "assistant", "user", "assistant"]
+    body = json.loads(chat_request(model.calls[1], "llama3.2", check_no_warning, stream=streamed))
+    assert body["messages"][1:] == [{"role": "user", "content": "Hi"}, {"role": "user", "content": "Go on"}]
+
+
+def check_no_warning(key: str, text: str) -> None:
+    raise AssertionError(f"{key}: {text}")
+
+
+async def test_a_turn_without_text_that_has_calls_is_sent() -> None:
+    model = mock_model([{**calls("look"), "hosted_tool_calls": [{"name": "web_search"}]}, "Done"])
+    await create_agent(provider=model, tools=[plain("look"), web_search()]).send("Hi")
+    assert [(message.role, message.text) for message in model.calls[1].messages][1:3] == [("user", "Hi"), ("assistant", "")]
 
 
 async def test_only_the_text_is_replayed_and_the_record_is_stored() -> None:
