@@ -37,6 +37,9 @@ LISTEN_TIMEOUT_S = CALL_TIMEOUT_S + LEASE_S / 3
 GATHER_S = 0.004
 """While nobody waits for it, what is given back may gather for so long: fewer exchanges, less CPU for each call."""
 
+RELOST_PAUSES_S = (0.0, 0.0, 0.1, 0.2, 0.4, 0.8, 1.6)
+"""Waits after an exchange whose answer was void, because the actor did not know this process (any more) when it was given."""
+
 RETRY_LATER_S = 5.0
 """After the last failed attempt: when to try again to keep the leases of calls in flight, and to give back slots."""
 
@@ -199,7 +202,7 @@ class LimiterClient:
         lots = batch.ahead
         self._seq += 1
         asked_at = self._now()
-        for _ in range(5):
+        for pause_s in (*RELOST_PAUSES_S, None):
             refused = await self._register({*(link for link, _ in batch.entering), *(lot.link for lot in lots)})
             if refused:
                 entries = [entry for entry in entries if entry[0] not in refused]
@@ -211,7 +214,10 @@ class LimiterClient:
             reply: Reply = await self._call("exchange", message, timeout_s=CALL_TIMEOUT_S)
             if self._accept(reply, losses, sent_at, [number for _, number, _ in entries]):
                 return self._borrow(lots, reply.lent, asked_at + AHEAD_S)
-        raise AgentExecutionError("The rate limiter actor is lost again each time it is found: five lives in one exchange.")
+            if pause_s is not None:
+                await asyncio.sleep(pause_s)
+        lives = len(RELOST_PAUSES_S) + 1
+        raise AgentExecutionError(f"The rate limiter actor is lost again each time it is found: {lives} lives in one exchange.")
 
     async def _listen(self) -> None:
         """Keeps one `listen` open while there are calls that wait or are in flight."""

@@ -93,16 +93,19 @@ def check_rule(rule: object, field: str) -> PermissionRule:
         if key not in _FIELDS:
             advice = f"{suggest(str(key), _FIELDS)} Allowed: {', '.join(_FIELDS)}."
             raise ConfigurationError(f"{field} has no key {key!r}.{advice}", field=f"{field}.{key}")
-    action, when, reason, ttl_ms = (given.get(name) for name in ("action", "when", "reason", "ttl_ms"))
+    action: Any = given.get("action")
+    when: Any = given.get("when")
+    reason, ttl_ms = given.get("reason"), given.get("ttl_ms")
     if action not in ACTIONS:
         raise _wrong(f"{field}.action", "'allow', 'deny' or 'ask'", repr(action), suggest(str(action), ACTIONS))
-    if when is not None and not callable(when):
+    if not (when is None or callable(when)):
         raise _wrong(f"{field}.when", "a function of the arguments", type(when).__name__)
     if reason is not None and not isinstance(reason, str):
         raise _wrong(f"{field}.reason", "a str", type(reason).__name__)
     if ttl_ms is not None and not _is_duration(ttl_ms):
         raise _wrong(f"{field}.ttl_ms", "a number of milliseconds above 0", repr(ttl_ms))
-    return PermissionRule(_tools(given.get("tool"), f"{field}.tool"), action, when, reason, ttl_ms)
+    condition: When | None = given.get("when")
+    return PermissionRule(_tools(given.get("tool"), f"{field}.tool"), action, condition, reason, ttl_ms)
 
 
 _FIELDS = ("tool", "action", "when", "reason", "ttl_ms")

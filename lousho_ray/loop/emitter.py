@@ -57,7 +57,7 @@ class Emitter:
         self._sinks = tuple(sinks)
         self._drain = drain
         self._subagent = subagent
-        self._slow: tuple[Drain, ...] = tuple(sink.settled for sink in sinks if hasattr(sink, "settled"))
+        self._slow: tuple[Drain, ...] = tuple(filter(None, (getattr(sink, "settled", None) for sink in sinks)))
         self.on = bool(sinks)
 
     @property
