@@ -116,6 +116,21 @@ async def test_calls_are_unbounded_by_default() -> None:
     assert (await sending).ok
 
 
+@pytest.mark.parametrize(("option", "most"), [({}, 6), ({"tool_concurrency": "unbounded"}, 6), ({"tool_concurrency": 4}, 4)])
+async def test_so_many_calls_run_at_a_time(option: dict[str, Any], most: int) -> None:
+    # RUN-04
+    gates = [Gate(f"g{number}") for number in range(6)]
+    agent = agent_of(calls(*(gate.name for gate in gates)), "Done", tools=[gate.tool for gate in gates], **option)
+    sending = asyncio.ensure_future(agent.send("Go"))
+    await asyncio.gather(*(gate.running.wait() for gate in gates[:most]))
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert [gate.runs for gate in gates] == [1] * most + [0] * (6 - most)
+    for gate in gates:
+        gate.go.set()
+    assert (await sending).text == "Done"
+
+
 @pytest.mark.parametrize("value", [0, -1, True, 1.5, "3", "many"])
 def test_a_bad_tool_concurrency_is_refused(value: Any) -> None:
     # RUN-04

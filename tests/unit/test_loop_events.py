@@ -24,6 +24,7 @@ from lousho_ray.ports import (
 )
 from lousho_ray.providers.fallback import with_fallback
 from lousho_ray.providers.retry import with_retry
+from lousho_ray.stores.memory import memory_store
 from lousho_ray.testing.clock import FakeClock
 from lousho_ray.testing.mock_model import mock_model
 from lousho_ray.tools.tool import define_tool
@@ -397,6 +398,61 @@ async def test_send_and_stream_give_the_same_result() -> None:
         assert getattr(sent, field) == getattr(streamed, field), field
 
 
+async def test_hooks_validation_approvals_and_checkpoints_see_no_difference_between_send_and_stream() -> None:
+    # EVT-10
+    told = [await _all_that_is_told(streamed) for streamed in (False, True)]
+    assert told[0] == told[1]
+    hooked, saved, results_of = told[0]
+    assert [entry[0] for entry in hooked].count("pre_tool_call") == 3  # once more when the person has decided
+    assert saved
+    assert results_of[0][0] == "awaiting-approval"
+
+
+async def _all_that_is_told(streamed: bool) -> tuple[list[Any], list[Any], list[Any]]:
+    """What hooks and the checkpoint store are told in a run with a wrong call, a pause and a decision, and how its parts ended."""
+    hooked: list[Any] = []
+    saved: list[Any] = []
+
+    class Watch:
+        name = "watch"
+
+        def pre_generate(self, ctx: Any) -> None:
+            hooked.append(("pre_generate", [(message.role, message.text) for message in ctx.messages]))
+
+        def post_generate(self, ctx: Any, result: Any) -> None:
+            hooked.append(("post_generate", result.text, [call.name for call in result.tool_calls]))
+
+        def pre_tool_call(self, ctx: Any) -> None:
+            hooked.append(("pre_tool_call", ctx.tool_name, dict(ctx.args)))
+
+        def post_tool_call(self, ctx: Any, outcome: Any) -> None:
+            hooked.append(("post_tool_call", ctx.tool_name, outcome.result))
+
+    store = memory_store()
+    keep = store.checkpoints.save
+
+    async def save(checkpoint: Any) -> None:
+        saved.append((checkpoint["status"], checkpoint["stepIndex"], len(checkpoint["messages"])))
+        await keep(checkpoint)
+
+    store.checkpoints.save = save  # type: ignore[method-assign]
+    pay = define_tool(name="pay", description="Pays.", execute=_pay, needs_approval=True)
+    turn = calls("look", ("look", {"wrong": 1}), "pay", text="So", usage={"input_tokens": 7, "output_tokens": 3})
+    agent = agent_of(turn, "Done", tools=[plain("look"), pay], hooks=[Watch()], store=store, tool_concurrency=1)
+    session = agent.session("s")
+    first = await (session.stream("Go").result if streamed else session.send("Go"))
+    if streamed:
+        second = await (await agent.approvals.stream_resolve(str(first.approval_id), approved=True)).result
+    else:
+        second = await agent.approvals.resolve(str(first.approval_id), approved=True)
+    ends = [(result.finish_reason, result.text, result.messages, result.usage, result.tool_errors) for result in (first, second)]
+    return hooked, saved, ends
+
+
+async def _pay(args: Any) -> str:
+    return "paid"
+
+
 async def test_a_listener_that_raises_is_logged_once_and_the_run_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     # EVT-D5
     def listener(event: Event) -> None:
@@ -457,11 +513,19 @@ async def test_the_writer_waits_for_a_reader_that_is_far_behind_and_loses_nothin
 async def test_events_can_be_iterated_once() -> None:
     # EVT-07
     run = agent_of("Hello").stream("Hi")
-    await collect(run)
-    with pytest.raises(LoushoError) as caught:
-        aiter(run)
-    assert caught.value.code == "LOUSHO_RUN_ALREADY_ITERATED"
-    assert "stream()" in caught.value.detail
+    refused: list[LoushoError] = []
+
+    def again() -> None:
+        with pytest.raises(LoushoError) as caught:
+            aiter(run)
+        refused.append(caught.value)
+
+    async for event in run:
+        if event.type == "run.start":
+            again()  # while the first loop is under way
+    again()
+    assert [error.code for error in refused] == ["LOUSHO_RUN_ALREADY_ITERATED"] * 2
+    assert "Collect them in the first loop, or call stream() again" in refused[0].detail
 
 
 async def test_usage_figures_of_events_are_those_of_the_result() -> None:
@@ -530,19 +594,20 @@ def test_stream_needs_a_running_loop() -> None:
         agent_of("Hi").session().stream("Hi")
 
 
-async def test_a_resolver_that_raises_ends_the_stream_with_error_and_done() -> None:
+@pytest.mark.parametrize("option", ["model", "instructions", "tools"])
+async def test_a_resolver_that_raises_ends_the_stream_with_error_and_done(option: str) -> None:
     # RUN-09, TOOL-07, CA-15
-    def instructions(who: Any) -> str:
-        raise LookupError("no instructions")
+    def fail(who: Any) -> Any:
+        raise LookupError("not found")
 
     heard: list[Event] = []
-    run = agent_of("never", instructions=instructions, on_event=heard.append).stream("Hi")
+    run = agent_of("never", on_event=heard.append, **{option: fail}).stream("Hi")
     events = await collect(run)
     assert names(events) == ["error ConfigurationError", "run.done error"]
     assert names(heard) == names(events)
     with pytest.raises(ConfigurationError) as caught:
         await run.result
-    assert caught.value.code == "LOUSHO_CONFIG_RESOLVER_FAILED"
+    assert (caught.value.code, caught.value.field) == ("LOUSHO_CONFIG_RESOLVER_FAILED", option)
     assert isinstance(caught.value.__cause__, LookupError)
 
 

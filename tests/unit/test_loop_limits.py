@@ -123,7 +123,7 @@ async def test_cost_is_what_the_price_table_says() -> None:
 
 
 async def test_a_cost_the_provider_reports_wins_over_the_table() -> None:
-    # COST-10
+    # COST-10, RUN-62
     usage = ProviderUsage(100, 20, cost_usd=0.5)
     provider = PolicyProvider(lambda options: asks("look", usage=usage), default_model="priced-1")
     result = await create_agent(provider=provider, tools=[plain("look")], limits={"max_cost_usd": 1.5}).send("Go")

@@ -26,6 +26,9 @@ def test_the_nearest_folder_with_a_file_wins_and_in_it_the_first_name(tmp_path: 
     assert found is not None
     assert found.content == "outer"
     (inner / "CLAUDE.md").write_text("inner claude")
+    found = load_project_instructions(inner)
+    assert found is not None
+    assert found.content == "inner claude"  # a later name nearer by beats the first name further up
     (inner / "AGENTS.md").write_text("inner agents")
     found = load_project_instructions(inner)
     assert found is not None
@@ -40,6 +43,21 @@ def test_the_walk_ends_at_the_folder_with_git_and_at_stop_at(tmp_path: Path) -> 
     (tmp_path / "repo" / "AGENTS.md").write_text("repo")
     assert load_project_instructions(inner, stop_at="packages") is None
     assert load_project_instructions(inner, stop_at=tmp_path / "repo") is not None
+
+
+@pytest.mark.parametrize("is_file", [False, True])
+def test_the_folder_with_git_is_the_last_one_looked_at(tmp_path: Path, is_file: bool) -> None:
+    # CA-40: `.git` is a file in a work tree
+    inner = tmp_path / "repo" / "src"
+    inner.mkdir(parents=True)
+    git = tmp_path / "repo" / ".git"
+    git.touch() if is_file else git.mkdir()
+    (tmp_path / "AGENTS.md").write_text("outside")
+    assert load_project_instructions(inner) is None
+    (tmp_path / "repo" / "AGENTS.md").write_text("repo")
+    found = load_project_instructions(inner)
+    assert found is not None
+    assert found.content == "repo"
 
 
 def test_long_text_is_cut_and_bad_bytes_are_replaced(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ async def where(store: Any, id: str, pause: str | None) -> list[str]:
 
 
 async def test_each_part_is_taken_from_the_nearest_that_has_it() -> None:
-    # STO-11, SES-10, SES-01, APR-53
+    # STO-11, SES-10, SES-01, APR-53, CA-22
     agents, sessions, bare = memory_store(), memory_store(), MemorySessionStore()
     checkpoints, own_approvals = InMemoryCheckpointStore(), InMemoryApprovalStore()
 
