@@ -19,10 +19,11 @@ from pydantic import ValidationError as PydanticValidationError
 from pydantic.errors import PydanticUserError
 
 from lousho_ray.errors import ConfigurationError
+from lousho_ray.loop.nulls import without_nulls
 from lousho_ray.messages import Message
 from lousho_ray.ports import ResponseFormat
 from lousho_ray.tools.results import to_json
-from lousho_ray.tools.schema import InvalidArguments, JsonSchemaInput, PydanticInput, object_schema
+from lousho_ray.tools.schema import InvalidArguments, JsonSchemaInput, ParsedArguments, PydanticInput, object_schema
 
 WRAPPED_KEY = "result"
 """The one property of an output type that is no object, since an API that takes a schema wants an object on top."""
@@ -105,7 +106,7 @@ class OutputContract:
         if self._is_the_schema(data):
             return Invalid(({"path": "", "message": "this is the schema itself, not a value that matches it"},), is_schema=True)
         try:
-            parsed = self._reader.validate(self._wrap(data))
+            parsed = self._validated(self._wrap(data))
         except InvalidArguments as error:
             return Invalid(tuple(error.issues[:MAX_ISSUES]))
         plain = parsed.plain[WRAPPED_KEY] if self._wrapped else parsed.plain
@@ -141,6 +142,16 @@ class OutputContract:
                 "the arguments of a tool are", "it must be"
             )
             raise _no_schema(detail) from error
+
+    def _validated(self, data: Any) -> ParsedArguments:
+        """Validates the value as it came, else without the nulls that stand for what was left out."""
+        try:
+            return self._reader.validate(data)
+        except InvalidArguments:
+            less = without_nulls(data, self.schema)
+            if less == data:
+                raise
+            return self._reader.validate(less)
 
     def _wrap(self, data: Any) -> Any:
         if self._wrapped:

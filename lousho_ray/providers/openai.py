@@ -14,7 +14,7 @@ from lousho_ray.providers.openai_chat_stream import ChatStream
 from lousho_ray.providers.openai_client import Call, OpenAIClientProvider, ambient_headers
 from lousho_ray.providers.openai_responses import UNKNOWN_SETTINGS, responses_request, responses_result, responses_usage
 from lousho_ray.providers.openai_responses_stream import ResponsesStream
-from lousho_ray.providers.openai_strict import fits_strict_mode
+from lousho_ray.providers.openai_strict import strict_form
 from lousho_ray.providers.reasoning_models import openai_reasons, wanted
 
 BASE_URL = "https://api.openai.com/v1"
@@ -74,7 +74,7 @@ class OpenAIProvider(OpenAIClientProvider):
 
     def enforces_response_format(self, response_format: ResponseFormat, model: str | None = None) -> bool:
         """OpenAI itself enforces the schemas of its strict mode; other servers take them as hints."""
-        return self.is_vendor and response_format.schema is not None and fits_strict_mode(response_format.schema)
+        return self.is_vendor and response_format.schema is not None and strict_form(response_format.schema) is not None
 
     def uses_responses(self, options: GenerateOptions) -> bool:
         """Which of the two APIs a call goes to."""

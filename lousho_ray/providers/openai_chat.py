@@ -14,7 +14,7 @@ from lousho_ray.messages import ContentPart, FilePart, ImagePart, Message, Reaso
 from lousho_ray.ports import GenerateOptions, GenerateResult, ToolDefinition
 from lousho_ray.providers import json_fields as fields
 from lousho_ray.providers.failures import MalformedReplyError, error_body
-from lousho_ray.providers.openai_strict import fits_strict_mode
+from lousho_ray.providers.openai_strict import strict_form
 from lousho_ray.providers.transcript import (
     Warn,
     arguments_object,
@@ -148,8 +148,8 @@ def _head(
     if options.response_format is not None:
         schema = options.response_format.schema
         if schema is not None and dialect.structured_outputs == "json_schema":
-            strict = dialect.strict_schemas and fits_strict_mode(schema)
-            named = {"name": "output", "schema": dict(schema), "strict": strict}
+            strict = strict_form(schema) if dialect.strict_schemas else None
+            named = {"name": "output", "schema": strict or dict(schema), "strict": strict is not None}
             head["response_format"] = {"type": "json_schema", "json_schema": named}
         elif dialect.structured_outputs != "none":
             head["response_format"] = {"type": "json_object"}

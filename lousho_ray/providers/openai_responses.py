@@ -15,7 +15,7 @@ from lousho_ray.providers import json_fields as fields
 from lousho_ray.providers.failures import MalformedReplyError, error_body
 from lousho_ray.providers.openai_chat import model_of, object_schema
 from lousho_ray.providers.openai_hosted import hosted_wire, included
-from lousho_ray.providers.openai_strict import fits_strict_mode
+from lousho_ray.providers.openai_strict import strict_form
 from lousho_ray.providers.transcript import (
     Warn,
     arguments_object,
@@ -123,8 +123,8 @@ def _tool_choice(choice: Any) -> Any:
 def _text_format(schema: Mapping[str, Any] | None, strict_schemas: bool) -> dict[str, Any]:
     if schema is None:
         return {"type": "json_object"}
-    strict = strict_schemas and fits_strict_mode(schema)
-    return {"type": "json_schema", "name": "output", "schema": dict(schema), "strict": strict}
+    strict = strict_form(schema) if strict_schemas else None
+    return {"type": "json_schema", "name": "output", "schema": strict or dict(schema), "strict": strict is not None}
 
 
 def input_items(

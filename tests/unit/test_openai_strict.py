@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 
-from lousho_ray.providers.openai_strict import MAX_ENUM_VALUES, fits_strict_mode
+from lousho_ray.providers.openai_strict import MAX_ENUM_VALUES, fits_strict_mode, strict_form
 from lousho_ray.testing.fake_server.rule import BrokenRuleError
 from lousho_ray.testing.fake_server.schema_rules import check_strict_schema
 
@@ -77,3 +78,42 @@ def test_what_is_refused_does_not_fit(schema: Any) -> None:
 def test_what_the_page_does_not_promise_does_not_fit(schema: Any) -> None:
     # LES-55
     assert not fits_strict_mode(schema)
+
+
+NULL = {"type": "null"}
+OPTIONAL: dict[str, tuple[Any, Any]] = {
+    "text": (TEXT, {"type": ["string", "null"]}),
+    "default": ({"type": "integer", "default": 3, "description": "d"}, {"type": ["integer", "null"], "description": "d"}),
+    "null-already": ({"type": ["string", "null"], "default": None}, {"type": ["string", "null"]}),
+    "union-with-null": ({"anyOf": [TEXT, NULL], "default": None}, {"anyOf": [TEXT, NULL]}),
+    "union": ({"anyOf": [TEXT, {"type": "integer"}]}, {"anyOf": [TEXT, {"type": "integer"}, NULL]}),
+    "values": ({"type": "string", "enum": ["a"]}, {"anyOf": [{"type": "string", "enum": ["a"]}, NULL]}),
+    "null-among-values": ({"enum": ["a", None]}, {"enum": ["a", None]}),
+    "list": ({"type": "array", "items": TEXT, "default": []}, {"anyOf": [{"type": "array", "items": TEXT}, NULL]}),
+    "reference": ({"$ref": "#/$defs/N"}, {"anyOf": [{"$ref": "#/$defs/N"}, NULL]}),
+    "inner": (
+        {**closed(b=TEXT), "required": []},
+        {"anyOf": [closed(b={"type": ["string", "null"]}), NULL]},
+    ),
+}
+
+
+@pytest.mark.parametrize(("given", "sent"), OPTIONAL.values(), ids=OPTIONAL)
+def test_an_optional_property_is_sent_as_one_that_may_be_null(given: Any, sent: Any) -> None:
+    # LES-55
+    schema = {**closed(a=TEXT, b=given), "required": ["a"], "$defs": {"N": {**closed(c=TEXT), "required": []}}}
+    before = copy.deepcopy(schema)
+    form = strict_form(schema)
+    assert form == {**closed(a=TEXT, b=sent), "$defs": {"N": closed(c={"type": ["string", "null"]})}}
+    check_strict_schema(form, "schema")
+    assert schema == before
+
+
+@pytest.mark.parametrize("schema", FITS.values(), ids=FITS)
+def test_what_fits_is_sent_as_it_is(schema: Any) -> None:
+    assert strict_form(schema) == schema
+
+
+@pytest.mark.parametrize("schema", {**DOES_NOT, **UNSAID}.values(), ids={**DOES_NOT, **UNSAID})
+def test_only_missing_properties_can_be_mended(schema: Any) -> None:
+    assert (strict_form(schema) is not None) is (schema is DOES_NOT["optional"])

@@ -143,6 +143,45 @@ async def test_what_openai_enforces_is_sent_strict_and_left_out_of_the_prompt(
     assert "single" in system_prompt(told)
 
 
+class Loose(BaseModel):
+    """Optional fields of every kind, which strict mode does not know."""
+
+    name: str
+    size: int = 1
+    note: str | None = "none"
+    kind: Literal["single", "double"] = "single"
+    rooms: list[Room] = []
+    main: Room | None = None
+    first: Room = Room(number=1, kind="single")
+
+
+LOOSE = {"name": "x", "size": None, "note": None, "kind": None, "rooms": None, "main": None, "first": None}
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("route", ["chat", "responses"])
+@pytest.mark.parametrize(
+    ("output", "reply", "value"),
+    [(Loose, LOOSE, Loose(name="x", note=None)), (Tree, {"label": "a", "children": None}, Tree(label="a"))],
+    ids=["optional", "recursive"],
+)
+async def test_optional_fields_are_enforced_as_ones_that_may_be_null(
+    fake_server: FakeServer, route: Route, output: Any, reply: Any, value: Any, streamed: bool
+) -> None:
+    # LES-55, RUN-74, PRV-30b, PRV-39b: the strict fake server takes it
+    fake_server.respond(Reply(json.dumps(reply)))
+    async with an_agent(at_openai(fake_server, route), [], output=output) as agent:
+        played = await play(agent, "Which?", streamed=streamed)
+    assert played.error is None
+    assert played.result is not None
+    assert (played.result.object, played.result.steps, played.result.finish_reason) == (value, 1, "stop")
+    [request] = fake_server.requests
+    sent = request.body["response_format"]["json_schema"] if route == "chat" else request.body["text"]["format"]
+    assert sent["strict"] is True
+    assert sorted(sent["schema"]["required"]) == sorted(sent["schema"]["properties"])
+    assert "properties" not in system_prompt(request)
+
+
 @pytest.mark.parametrize("route", ["chat", "responses"])
 @pytest.mark.parametrize(("output", "reply", "told"), [(Wide, WIDE, "How big."), (Free, {"known": "k"}, "known")])
 async def test_a_schema_that_strict_mode_cannot_say_stays_a_hint_and_in_the_prompt(
