@@ -24,6 +24,9 @@ EXEMPT: dict[tuple[str, str], str] = {
     ("actors/budget.py", "TypeError"): "what the pickle protocol asks of an object that cannot be pickled",
     ("actors/calling.py", "ConnectionError"): "tells the retries of the same call that the actor is out of reach",
     ("tools/schema.py", "ValueError"): "a hook of the JSON parser, caught where it is called",
+    ("tools/exchange_program.py", "OSError"): "a program of its own inside a sandbox, without this package",
+    ("tools/workspace/launcher.py", "OSError"): "a program of its own that starts a sandbox, without this package",
+    ("tools/workspace/broker.py", "TypeError"): "what the pickle protocol asks of an object that cannot be pickled",
 }
 """Places that may raise a built-in exception, with the reason."""
 
@@ -64,7 +67,7 @@ ENVIRONMENT = dict.fromkeys(
     f"LOUSHO_{name}"
     for name in (
         *("MODEL", "RUNTIME", "DEBUG", "STORE", "API_TOKEN", "TOKEN_KEY", "RECORD", "REGISTRY"),
-        *("EVAL_CASSETTES", "EVAL_RESULTS", "EVAL_TOKEN", "ALLOW_LLM_JUDGE"),
+        *("EVAL_CASSETTES", "EVAL_RESULTS", "EVAL_TOKEN", "ALLOW_LLM_JUDGE", "BROKER", "COMMAND_ID"),
     )
 )
 """Names of environment variables, which look like codes."""
