@@ -9,7 +9,7 @@ from typing import Any
 
 import ray
 
-from lousho_ray.actors.cluster import NAMESPACE, ask, live
+from lousho_ray.actors.cluster import NAMESPACE, ask, live, own_place
 from lousho_ray.evals.control import SILENT_AFTER_S, Command, Status
 
 PREFIX = "lousho-eval-suite-"
@@ -41,7 +41,7 @@ class ActorBoard:
     """The suite's side of the actor."""
 
     def __init__(self, suite_id: str) -> None:
-        options = {"name": PREFIX + suite_id, "namespace": NAMESPACE, "num_cpus": 0}
+        options = {"name": PREFIX + suite_id, "namespace": NAMESPACE, "num_cpus": 0, **own_place().preferred}
         self._handle: Any = ray.remote(EvalBoardActor).options(**options).remote()
 
     async def exchange(self, status: Status) -> Sequence[Command]:

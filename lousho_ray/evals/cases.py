@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import importlib
 import json
@@ -41,12 +42,17 @@ async def cases_of(definition: EvalDefinition) -> list[Case]:
     if isinstance(source, str | Path):
         base = Path.cwd() if definition.file is None else definition.file.parent
         source = read_cases(base / source)
-    if isinstance(source, AsyncIterable):
+    rows: Any = getattr(source, "iter_rows", None)
+    if callable(rows):
+        items = await asyncio.to_thread(lambda: list(rows()))  # of a Ray dataset: reading it may take a cluster's time
+    elif isinstance(source, AsyncIterable):
         items = [item async for item in source]
     elif isinstance(source, Iterable) and not isinstance(source, Mapping):
         items = list(source)
     else:
-        raise invalid(f"The cases of eval {definition.name!r} must be a list, an iterable or a path, not {type(source).__name__}.")
+        raise invalid(
+            f"The cases of eval {definition.name!r} must be a list, an iterable, a dataset or a path, not {type(source).__name__}."
+        )
     if not items:
         raise invalid(f"Eval {definition.name!r} has no cases: its dataset is empty.")
     return _named(definition.name, items)

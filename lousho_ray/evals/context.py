@@ -55,7 +55,10 @@ class AgentConversation:
 
     def __init__(self, agent: Agent[Any]) -> None:
         # Without its store: what an earlier case or run saved must not show. In this process: the interception seam is here.
-        self.agent: Agent[Any] = Agent(replace(agent.definition, store=None, approval_store=None), "local", agent.options)
+        definition = agent.definition
+        if definition.store is not None or definition.approval_store is not None:
+            definition = replace(definition, store=None, approval_store=None)
+        self.agent: Agent[Any] = Agent(definition, "local", agent.options)
         self._session: Session[Any] | None = None
         self._first: ExecutionResult[Any] | None = None
 

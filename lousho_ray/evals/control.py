@@ -12,6 +12,7 @@ import os
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -125,10 +126,11 @@ class Steering:
         self.problem = ""
 
     async def run(self) -> None:
-        """Exchanges status and commands until it is cancelled."""
+        """Exchanges status and commands until it is cancelled. A board that is lost does not take the others along."""
         while True:
             for board in self._boards:
-                await self.exchange(board)
+                with suppress(Exception):
+                    await self.exchange(board)
             await asyncio.sleep(EXCHANGE_S)
 
     async def exchange(self, board: Board) -> None:

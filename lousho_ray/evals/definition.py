@@ -106,8 +106,9 @@ def define_eval(
         agent: An agent, or a function that makes one: it is called at the first `t.send()` of each case, with the case when it
             takes an argument. A scripted agent that several cases share runs out of turns.
         test: `async test(t)` or `test(t, case)`.
-        cases: A dataset, each item run on its own: a list, an iterable (also async), or a path to JSON, JSONL, CSV or Parquet,
-            relative to the file. An item is named by its `label`, else `name`, else `input`; a text names itself.
+        cases: A dataset, each item run on its own: a list, an iterable (also async), a `ray.data.Dataset`, or a path to JSON,
+            JSONL, CSV or Parquet, relative to the file. An item is named by its `label`, else `name`, else `input`; a text names
+            itself.
         tags: What `--tag` chooses by.
         judge: `{"provider", "model"}` for `t.judge()`.
         target: A `remote_target()` to run against in place of `agent`.

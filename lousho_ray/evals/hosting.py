@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from lousho_ray.evals.interceptor import SuiteBudget
 from lousho_ray.evals.judges import ALLOW_VARIABLE
 from lousho_ray.evals.loading import PlannedCase, load_file
 from lousho_ray.evals.records import CaseRecord
-from lousho_ray.evals.runner import CaseSettings, LocalExecutor
+from lousho_ray.evals.runner import CaseSettings, LocalExecutor, fewer_collections
 from lousho_ray.limits.limiter import RateLimiter
 from lousho_ray.ports import Ledger
 
@@ -91,6 +92,8 @@ class CaseHost:
             share=share,
         )
         self._executor = LocalExecutor(self.settings, on_halt)
+        self._undo = ExitStack()
+        self._undo.enter_context(fewer_collections())
 
     async def run(self, shipped: ShippedCase) -> CaseRecord:
         """Runs a case to its record."""
@@ -98,6 +101,7 @@ class CaseHost:
         return await self._executor.run(PlannedCase(definition, shipped.case, shipped.repeat, shipped.key, shipped.file))
 
     async def close(self) -> None:
+        self._undo.close()
         await self._executor.close()
         if self._cassettes is not None:
             self._cassettes.__exit__()

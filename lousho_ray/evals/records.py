@@ -6,13 +6,20 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import date, time, timedelta
+from decimal import Decimal
+from pathlib import PurePath
 from typing import Any, Literal
+from uuid import UUID
 
 from lousho_ray.evals.context import Assertion
 
 Status = Literal["passed", "failed", "error", "outage"]
 """`failed`: a gate failed. `error`: the test raised. `outage`: it could not run to its end for a reason that says nothing about
 the agent (a lost worker, a provider that was down, a budget); only such a case is run again when a suite is continued."""
+
+_WRITTEN = (date, time, timedelta, Decimal, UUID, PurePath, bytes)
+"""What has no fields to tell it by, and is written the same way everywhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +121,10 @@ def case_key(eval_name: str, case: str, value: Any, repeat: int, version: str) -
 
 def _stable(value: Any) -> Any:
     """A value that is no JSON, by its class and fields: an address in memory would be another one in the next run."""
+    if isinstance(value, _WRITTEN):
+        return [type(value).__qualname__, repr(value)]
+    if callable(plain := getattr(value, "tolist", None)):
+        return plain()  # numbers and arrays of NumPy, as rows of Ray Data hold them
     fields = getattr(value, "__dict__", None)
     if fields is None:
         slots = (name for cls in type(value).__mro__ for name in getattr(cls, "__slots__", ()) if isinstance(name, str))

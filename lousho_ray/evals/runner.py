@@ -7,8 +7,10 @@ money or quota left) or stopped (Ctrl-C).
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,6 +22,9 @@ from lousho_ray.evals.progress import SuiteProgress
 from lousho_ray.evals.records import CaseRecord
 from lousho_ray.limits.limiter import RateLimiter
 from lousho_ray.ports import Limiter
+
+COLLECT_AFTER = 20_000
+"""How many new objects Python waits for, while cases run, before it looks for garbage among them."""
 
 
 class Executor(Protocol):
@@ -208,6 +213,18 @@ class SuiteRunner:
                 self.progress.running -= 1
             self.progress.take(record)
             self._on_record(record)
+
+
+@contextmanager
+def fewer_collections() -> Iterator[None]:
+    """What cases leave behind is mostly kept: by default Python looks through it so often that it is a sixth of a suite's CPU."""
+    before = gc.get_threshold()
+    if before[0] > 0:
+        gc.set_threshold(max(before[0], COLLECT_AFTER), *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def lost(planned: PlannedCase, error: BaseException) -> CaseRecord:

@@ -22,7 +22,7 @@ from lousho_ray.evals.loading import Plan, PlannedCase, find_files, plan_suite
 from lousho_ray.evals.progress import ProgressDisplay, SuiteProgress
 from lousho_ray.evals.records import CaseRecord
 from lousho_ray.evals.results import VERSION, Results, ResultsWriter, read_results
-from lousho_ray.evals.runner import CaseSettings, Executor, LocalExecutor, SuiteRunner
+from lousho_ray.evals.runner import CaseSettings, Executor, LocalExecutor, SuiteRunner, fewer_collections
 from lousho_ray.evals.summary import Summary, summarize
 from lousho_ray.ids import new_id
 from lousho_ray.limits.budget import LocalLedger
@@ -177,8 +177,9 @@ class Suite:
         steering = await self._steering(runner, executor, writer.path)
         task = asyncio.create_task(steering.run())
         try:
-            async with display:
-                await runner.run()
+            with fewer_collections():
+                async with display:
+                    await runner.run()
         finally:
             task.cancel()
             await asyncio.wait({task})

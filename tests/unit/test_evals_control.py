@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from lousho_ray.cli.eval_control import _control
-from lousho_ray.errors import ConfigurationError
+from lousho_ray.errors import AgentExecutionError, ConfigurationError
 from lousho_ray.evals import control
 from lousho_ray.evals.suite import Outcome, Suite, SuiteOptions, running_folder
 from tests.unit.evals_support import console, write_evals
@@ -119,6 +119,32 @@ async def test_what_cannot_be_done_is_said(tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match="could not do it: retune"):
             await ask("retune", limits={"requests_per_minute": -1})
         assert _status(tmp_path)["state"] == "running"
+
+
+async def test_a_board_that_is_lost_leaves_the_suite_and_its_other_boards() -> None:
+    class Lost:
+        async def exchange(self, status: control.Status) -> list[control.Command]:
+            raise AgentExecutionError("The board of the suite was lost.")
+
+        async def close(self) -> None: ...
+
+    class Kept(Lost):
+        seen = 0
+
+        async def exchange(self, status: control.Status) -> list[control.Command]:
+            self.seen += 1
+            return []
+
+    async def use_limiter(limiter: Any) -> None: ...
+
+    def done(*arguments: Any) -> None: ...
+
+    kept = Kept()
+    steering = control.Steering([Lost(), kept], dict, done, done, done, done, use_limiter, {})
+    task = asyncio.create_task(steering.run())
+    await until(lambda: kept.seen > 2)
+    task.cancel()
+    await asyncio.wait({task})
 
 
 async def test_a_suite_that_died_is_told_from_one_that_runs(tmp_path: Path) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import json
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +25,18 @@ AGENT = create_agent(provider=mock_model(["Hi"]))
 
 
 async def nothing(t: Any) -> None: ...
+
+
+class Row:
+    """A number or an array of NumPy."""
+
+    __slots__ = ("_number",)
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def tolist(self) -> int:
+        return self._number
 
 
 def test_an_eval_is_defined_in_eval_files_only() -> None:
@@ -106,6 +122,21 @@ async def test_cases_come_from_files_and_async_iterables(tmp_path: Path) -> None
     for source in ("c.json", "c.jsonl", "c.csv"):
         assert await names(source, tmp_path) == ["a", "ü"]
     assert await names(later()) == ["a", "ü"]
+
+
+async def test_cases_come_from_a_ray_dataset_row_by_row() -> None:
+    class Dataset:
+        """As Ray's: rows are read by a blocking call, and `iter()` is refused."""
+
+        def iter_rows(self) -> Any:
+            with pytest.raises(RuntimeError):
+                asyncio.get_running_loop()
+            yield from [{"label": "a"}, {"label": "b"}]
+
+        def __iter__(self) -> Any:
+            raise TypeError("not iterable")
+
+    assert await names(Dataset()) == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -197,3 +228,18 @@ def test_the_key_of_a_case_follows_its_content_and_is_the_same_in_every_process(
     others = [("f", "c", {"b": 1, "a": Item(2)}, 0, "v"), ("e", "c", {"b": 1, "a": Item(3)}, 0, "v")]
     others += [("e", "c", {"b": 1, "a": Item(2)}, 1, "v"), ("e", "c", {"b": 1, "a": Item(2)}, 0, "w")]
     assert key not in {case_key(*other) for other in others}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (date(2026, 1, 1), date(2026, 1, 2)),
+        (Decimal("1.0"), Decimal("1.5")),
+        (Path("a"), Path("b")),
+        (b"a", b"b"),
+        (Row(1), Row(2)),
+    ],
+)
+def test_values_that_are_no_json_are_told_apart(one: Any, other: Any) -> None:
+    assert case_key("e", "c", {"x": one}, 0, "v") == case_key("e", "c", {"x": copy.deepcopy(one)}, 0, "v")
+    assert case_key("e", "c", {"x": one}, 0, "v") != case_key("e", "c", {"x": other}, 0, "v")

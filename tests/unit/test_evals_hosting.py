@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import sys
@@ -47,9 +48,12 @@ async def shipped(folder: Path, **setup: Any) -> tuple[HostSetup, list[ShippedCa
 
 async def test_cases_travel_by_value_and_their_evals_by_name(tmp_path: Path) -> None:
     setup, cases = await shipped(tmp_path)
+    before = gc.get_threshold()
     host = CaseHost(setup, LocalLedger, lambda reason: None)
+    assert gc.get_threshold()[0] >= 20_000, "Python looks for garbage less often than by default"
     records = [await host.run(case) for case in cases]
     await host.close()
+    assert gc.get_threshold() == before
     assert [(record.case, record.key) for record in records] == [(case.case.name, case.key) for case in cases]
     assert {record.reply for record in records} == {"Hi"}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 from pathlib import Path
@@ -263,3 +264,15 @@ async def test_records_hold_paths_relative_to_the_project(tmp_path: Path) -> Non
     write_evals(tmp_path, "define_eval(name='e', agent=says('x'), test=lambda t: 1 / 0)", "deep/er/some.eval.py")
     outcome = await run_suite(tmp_path)
     assert outcome.summary.records[0].file == os.path.join("deep", "er", "some.eval.py")
+
+
+async def test_while_cases_run_python_looks_for_garbage_less_often(tmp_path: Path) -> None:
+    before = gc.get_threshold()
+    body = """
+    import gc
+    async def test(t):
+        t.check("threshold", gc.get_threshold()[0], at_least(20_000))
+    define_eval(name="e", agent=says("x"), test=test)
+    """
+    assert (await run_body(tmp_path, body)).exit_code == 0
+    assert gc.get_threshold() == before
