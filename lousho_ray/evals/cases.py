@@ -42,9 +42,8 @@ async def cases_of(definition: EvalDefinition) -> list[Case]:
     if isinstance(source, str | Path):
         base = Path.cwd() if definition.file is None else definition.file.parent
         source = read_cases(base / source)
-    rows: Any = getattr(source, "iter_rows", None)
-    if callable(rows):
-        items = await asyncio.to_thread(lambda: list(rows()))  # of a Ray dataset: reading it may take a cluster's time
+    if hasattr(source, "iter_rows"):
+        items = await asyncio.to_thread(_rows, source)
     elif isinstance(source, AsyncIterable):
         items = [item async for item in source]
     elif isinstance(source, Iterable) and not isinstance(source, Mapping):
@@ -56,6 +55,11 @@ async def cases_of(definition: EvalDefinition) -> list[Case]:
     if not items:
         raise invalid(f"Eval {definition.name!r} has no cases: its dataset is empty.")
     return _named(definition.name, items)
+
+
+def _rows(dataset: Any) -> list[Any]:
+    """The rows of a Ray dataset. Blocks: what makes them may run for a while on a cluster."""
+    return list(dataset.iter_rows())
 
 
 def slug(name: str) -> str:
