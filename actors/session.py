@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +40,9 @@ KEPT_S = 60.0
 READER_LEASE_S = 30.0
 """A streamed turn is stopped when the process of its handle has been silent for this long: nobody would see the rest. A reader that
 takes its time is not silent: its process asks for the turn's result meanwhile."""
+
+MANY_TURNS = 200
+"""After so many turns an actor that has become idle gives memory back."""
 
 SESSION_OPTIONS: dict[str, Any] = {
     "max_restarts": -1,
@@ -96,6 +101,7 @@ class SessionActor:
         self._stores: dict[str, StoreParts] = {}
         self._remotes: dict[str, RemoteStore] = {}
         self._turns: dict[str, _Turn] = {}
+        self._forgotten = 0
         self._questions: dict[str, asyncio.Task[Any]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._one_spawner: Spawner | None = None
@@ -112,7 +118,7 @@ class SessionActor:
             return True
         run = host.start(request)
         self._turns[request.run_id] = turn = _Turn(run, self._loop, request.observed)
-        run.task.add_done_callback(lambda _: turn.finish(lambda: self._turns.pop(request.run_id, None)))
+        run.task.add_done_callback(lambda _: turn.finish(lambda: self._forget_turn(request.run_id)))
         return True
 
     async def result(self, run_id: str) -> tuple[bool, ExecutionResult[Any] | None]:
@@ -210,6 +216,14 @@ class SessionActor:
         """Nobody may come for it any more."""
         asyncio.get_running_loop().call_later(KEPT_S, self._questions.pop, call_id, None)
 
+    def _forget_turn(self, run_id: str) -> None:
+        """Nobody may read the turn any more."""
+        self._turns.pop(run_id, None)
+        self._forgotten += 1
+        if not self._turns and self._forgotten >= MANY_TURNS:
+            self._forgotten = 0
+            give_back_memory()
+
     def _turn(self, run_id: str) -> _Turn:
         turn = self._turns.get(run_id)
         if turn is None:
@@ -217,6 +231,14 @@ class SessionActor:
                 f"The session actor does not know run {run_id}: it was started again meanwhile, or the run ended long ago."
             )
         return turn
+
+
+def give_back_memory() -> None:
+    """Returns freed memory to the system. The C library keeps it otherwise: as much as the busiest minute needed."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, other C libraries do not
+    if trim is not None:
+        trim(0)
 
 
 class _Turn:
