@@ -206,11 +206,20 @@ async def test_a_listener_stays_with_the_caller() -> None:
     assert seen[-1] == "run.done"
 
 
+async def once_full(server: FakeServer, calls: int, full: asyncio.Event) -> None:
+    """Holds the first calls until as many are in flight as the limiter allows; later ones pass."""
+    if server.max_concurrent >= calls:
+        full.set()
+    await asyncio.wait_for(full.wait(), 20)
+
+
 @pytest.mark.parametrize("where", ["lead", "provider", "both"])
 async def test_a_limiter_without_a_name_is_shared_with_the_workers_and_not_copied(where: str) -> None:
     # RL-33
+    full = asyncio.Event()
+
     async def reply(request: Any) -> Reply:
-        await asyncio.sleep(0.003)
+        await once_full(server, 2, full)
         return Reply(tool_texts(request)[0]) if tool_texts(request) else Reply(tool_calls=[("where", {})])
 
     async with FakeServer(timeout_s=30) as server:
@@ -232,11 +241,13 @@ async def test_a_limiter_without_a_name_is_shared_with_the_workers_and_not_copie
 
 async def test_a_limiter_of_plain_limits_is_shared_too() -> None:
     # RL-33
+    full = asyncio.Event()
+
     async def reply(request: Any) -> Reply:
-        await asyncio.sleep(0.003)
+        await once_full(server, 2, full)
         return Reply("done")
 
-    async with FakeServer() as server:
+    async with FakeServer(timeout_s=30) as server:
         server.respond(reply)
         await lead_of(server, 12, rate_limit={"max_concurrent": 2}).send("Go.")
         assert server.max_concurrent == 2
