@@ -39,24 +39,24 @@ async def permit(
         match = await deps.permissions.match(tool.name, parsed.plain, about)
         if match is not None and match.rule.action == "deny":
             reason = match.rule.reason or f"Calls of tool '{tool.name}' are not permitted."
-            return await refuse_call(call, parsed, reason, deps, match=match)
+            return await refuse_call(call, parsed, reason, deps, mode, match=match)
         wants = await _needs_approval(tool, parsed, ctx, state)
     except Exception as error:
         return Refuse(error_result(call.name, error))
     if isinstance(wants, str):
-        return await refuse_call(call, parsed, wants, deps)
+        return await refuse_call(call, parsed, wants, deps, mode)
     if _breaks_plan(tool, mode):
-        return await refuse_call(call, parsed, PLAN_REASON, deps, match=match, mode=mode)
+        return await refuse_call(call, parsed, PLAN_REASON, deps, mode, match=match, by_mode=True)
     asks = wants if match is None else match.rule.action == "ask"
     if not asks or remembered(state.messages, tool.name, parsed.plain):
-        await report(call, parsed, "default" if match is None else match.rule.action, deps, match=match)
+        await report(call, parsed, "default" if match is None else match.rule.action, deps, mode, match=match)
         return Run(tool, parsed)
     if mode == "acceptEdits" and tool.edits_files:
-        await report(call, parsed, "allow", deps, match=match, mode=mode)
+        await report(call, parsed, "allow", deps, mode, match=match, by_mode=True)
         return Run(tool, parsed)
     if mode == "dontAsk":
-        return await refuse_call(call, parsed, DONT_ASK_REASON, deps, match=match, mode=mode)
-    await report(call, parsed, "ask", deps, match=match)
+        return await refuse_call(call, parsed, DONT_ASK_REASON, deps, mode, match=match, by_mode=True)
+    await report(call, parsed, "ask", deps, mode, match=match)
     return await _ask(_question(call, tool, parsed, match), tool, parsed, deps)
 
 
@@ -64,8 +64,8 @@ async def approved_call(call: ToolCall, tool: AnyTool, parsed: ParsedArguments, 
     """A call that a person approved runs, unless the mode of now is `plan` and it would change something."""
     mode = deps.mode.now()
     if _breaks_plan(tool, mode):
-        return await refuse_call(call, parsed, PLAN_REASON, deps, mode=mode)
-    await report(call, parsed, "approved", deps, by=decision.by, edited=True if decision.args is not None else None)
+        return await refuse_call(call, parsed, PLAN_REASON, deps, mode, by_mode=True)
+    await report(call, parsed, "approved", deps, mode, by=decision.by, edited=True if decision.args is not None else None)
     return Run(tool, parsed, Approval(note=decision.note, by=decision.by))
 
 
@@ -84,13 +84,14 @@ async def refuse_call(
     parsed: ParsedArguments,
     reason: str,
     deps: RunDeps,
+    mode: PermissionMode | None = None,
     *,
     match: Match | None = None,
-    mode: PermissionMode | None = None,
+    by_mode: bool = False,
     hook: str | None = None,
 ) -> Refuse:
     """Refuses a call and reports it."""
-    await report(call, parsed, "deny", deps, match=match, mode=mode, hook=hook, reason=reason)
+    await report(call, parsed, "deny", deps, mode, match=match, by_mode=by_mode, hook=hook, reason=reason)
     return Refuse(denied(call.name, reason))
 
 
@@ -99,16 +100,20 @@ async def report(
     parsed: ParsedArguments,
     decision: str,
     deps: RunDeps,
+    mode: PermissionMode | None = None,
     *,
     match: Match | None = None,
-    mode: PermissionMode | None = None,
+    by_mode: bool = False,
     hook: str | None = None,
     reason: str | None = None,
     by: str | None = None,
     edited: bool | None = None,
 ) -> None:
-    """The audit entry of a call. An audit that fails stops the run before the call runs."""
-    if not deps.emitter.on or not (deps.audited or deps.permissions or deps.mode.now() != "default"):
+    """The audit entry of a call. `mode` is the one that was read for it, if one was, and `by_mode` says that it decided.
+
+    An audit that fails stops the run before the call runs.
+    """
+    if not deps.emitter.on or not (deps.audited or deps.permissions or (mode or deps.mode.now()) != "default"):
         return
     deps.emitter.emit(
         PermissionDecision,
@@ -118,7 +123,7 @@ async def report(
         at=timestamp(deps.clock.wall()),
         rule=None if match is None else match.to_dict(),
         args=parsed.plain,
-        mode=mode,
+        mode=mode if by_mode else None,
         reason=reason,
         hook=hook,
         by=by,

@@ -353,6 +353,20 @@ async def test_a_function_gives_the_mode_of_each_call() -> None:
     assert kinds(result.messages) == ["ok", "denied", "ok"]
 
 
+async def test_the_mode_is_read_once_a_call_also_when_it_is_told() -> None:
+    # PERM-25, PERM-37
+    asked: list[str] = []
+
+    def mode() -> Any:
+        asked.append("plan")
+        return "plan"
+
+    run = run_all(Log(), permission_mode=mode).stream("Go")
+    told = [event async for event in run if event.type == "permission.decision"]
+    assert len(told) == 3
+    assert len(asked) == 1 + 3  # at the start of the run, and at each call
+
+
 async def test_a_mode_function_that_raises_fails_the_run_and_no_tool_runs() -> None:
     modes = iter(["default"])
     log = Log()
