@@ -16,6 +16,7 @@ from ray.cloudpickle import cloudpickle
 from ray.exceptions import RayError
 
 from lousho_ray.actors.cluster import attached, live, unwrapped
+from lousho_ray.actors.shipping import portable
 from lousho_ray.errors import ToolExecutionError, message_of
 from lousho_ray.ports import ToolContext
 from lousho_ray.tools.execute import call_tool
@@ -117,17 +118,9 @@ def _run(parcel: tuple[str, bytes], call: bytes) -> Any:
     try:
         return asyncio.run(call_tool(tool, value, ToolContext(**ctx)))
     except Exception as error:
-        if _travels(error):
+        if portable(error) is error:
             raise
         raise ToolExecutionError(f"{type(error).__name__}: {message_of(error)}") from None
-
-
-def _travels(error: Exception) -> bool:
-    try:
-        cloudpickle.loads(cloudpickle.dumps(error))
-    except Exception:
-        return False
-    return True
 
 
 @functools.lru_cache(maxsize=KEPT_TOOLS)

@@ -21,7 +21,7 @@ from lousho_ray.tools.workspace import launcher
 from lousho_ray.tools.workspace.broker import CredentialBroker
 from lousho_ray.tools.workspace.paths import WorkspaceError
 from lousho_ray.tools.workspace.processes import Limits, ShellOutput, run_process
-from lousho_ray.tools.workspace.shell import SHELL, command_env, describe_shell, write_host_file
+from lousho_ray.tools.workspace.shell import ShellSandbox, command_env, describe_shell, write_host_file
 
 SandboxNetwork: TypeAlias = Literal["none", "default"] | Mapping[str, Sequence[str]]
 """`none`, `default` (that of the machine), or `{"allow": [hosts]}`."""
@@ -30,7 +30,7 @@ _PROBE_TIMEOUT_S = 30
 _MESSAGE_BYTES = 4_096
 
 
-class SubprocessSandbox:
+class SubprocessSandbox(ShellSandbox):
     """Runs each program in Linux namespaces of its own: without network by default, and with nothing left when it ends.
 
     A program without network has a loopback interface that only it sees, no route, and no sockets but those of that network:
@@ -102,26 +102,6 @@ class SubprocessSandbox:
                 pass_fds=(control.theirs.fileno(),),
                 started=lambda: self._started(control),
             )
-
-    async def exec(
-        self,
-        command: str,
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        timeout_ms: float | None = None,
-        max_output_chars: int = 30_000,
-        abort: AbortSignal | None = None,
-    ) -> ShellOutput:
-        """Like `ShellProvider.exec`."""
-        return await self.run(
-            *(SHELL, ("-c", command)),
-            cwd=cwd,
-            env=env,
-            timeout_ms=timeout_ms,
-            max_output_chars=max_output_chars,
-            abort=abort,
-        )
 
     async def write_file(self, path: str, content: str | bytes) -> None:
         """Writes a file of this machine; a relative path is taken from the sandbox's directory."""

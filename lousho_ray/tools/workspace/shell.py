@@ -110,7 +110,31 @@ class SandboxAdapter(Protocol):
         ...
 
 
-class NoopSandbox:
+class ShellSandbox:
+    """A sandbox that is a shell, too: a command line is a program with an argument."""
+
+    async def exec(
+        self: SandboxAdapter,
+        command: str,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout_ms: float | None = None,
+        max_output_chars: int = 30_000,
+        abort: AbortSignal | None = None,
+    ) -> ShellOutput:
+        """Like `ShellProvider.exec`; `cwd` is what `run` takes."""
+        return await self.run(
+            *(SHELL, ("-c", command)),
+            cwd=cwd,
+            env=env,
+            timeout_ms=timeout_ms,
+            max_output_chars=max_output_chars,
+            abort=abort,
+        )
+
+
+class NoopSandbox(ShellSandbox):
     """The sandbox of a run that has none: programs run on the host, without isolation."""
 
     name = "none"
@@ -134,26 +158,6 @@ class NoopSandbox:
         """Like `SandboxAdapter.run`; `cwd` is a directory of the host."""
         limits = Limits(timeout_ms, max_output_chars, abort)
         return await run_process((command, *args), Path(cwd or "."), command_env() if env is None else env, limits, stdin=stdin)
-
-    async def exec(
-        self,
-        command: str,
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        timeout_ms: float | None = None,
-        max_output_chars: int = 30_000,
-        abort: AbortSignal | None = None,
-    ) -> ShellOutput:
-        """Like `ShellProvider.exec`; `cwd` is a directory of the host."""
-        return await self.run(
-            *(SHELL, ("-c", command)),
-            cwd=cwd,
-            env=env,
-            timeout_ms=timeout_ms,
-            max_output_chars=max_output_chars,
-            abort=abort,
-        )
 
     async def write_file(self, path: str, content: str | bytes) -> None:
         write_host_file(Path(path), content)
