@@ -123,7 +123,10 @@ def build_request(state: RunState, deps: RunDeps, *, with_tools: bool = True) ->
 def _says_nothing(message: Message) -> bool:
     """Whether it is an assistant turn without text and calls, like one of hosted calls alone: nothing that a model could be sent,
     and what many APIs refuse."""
-    return message.role == "assistant" and not message.tool_calls and not message.text.strip()
+    if message.role != "assistant" or message.tool_calls:
+        return False
+    text = message.text
+    return not text or text.isspace()  # looks no further than the first letter: every request asks this of the whole history
 
 
 async def call_model(request: GenerateOptions, deps: RunDeps, state: RunState) -> Reply:
