@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -406,6 +406,19 @@ def _last_user(messages: Any) -> int:
     return max(index for index, message in enumerate(messages) if message.role == "user")
 
 
+async def cancelled_after(turns: int, coroutine: Coroutine[Any, Any, Any]) -> tuple[bool, Any]:
+    """Cancels a send after so many turns of the event loop: whether it had ended by then, and how it ended. It leaves no task."""
+    before = asyncio.all_tasks()
+    sending = asyncio.ensure_future(coroutine)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    ended_by_itself = sending.done()
+    sending.cancel()
+    outcome = (await asyncio.gather(sending, return_exceptions=True))[0]
+    assert asyncio.all_tasks() <= before | {sending}, f"tasks left after {turns} turns"
+    return ended_by_itself, outcome
+
+
 @pytest.mark.parametrize("observed", [False, True])
 async def test_send_cancelled_after_any_number_of_loop_turns(observed: bool) -> None:
     # RUN-D1, SES-17, SES-18, SES-19, EVT-27
@@ -416,14 +429,7 @@ async def test_send_cancelled_after_any_number_of_loop_turns(observed: bool) -> 
         store = CheckedStore()
         agent = busy_agent(heard.append if observed else None)
         session = agent.session(id="s", store=store)
-        before = asyncio.all_tasks()
-        sending = asyncio.ensure_future(session.send("First"))
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        ended_by_itself = sending.done()
-        sending.cancel()
-        outcome = (await asyncio.gather(sending, return_exceptions=True))[0]
-        assert asyncio.all_tasks() <= before | {sending}, f"tasks left after {turns} turns"
+        ended_by_itself, outcome = await cancelled_after(turns, session.send("First"))
         saved = await store.load("s")
         if ended_by_itself:
             assert outcome.ok
@@ -461,15 +467,8 @@ async def test_a_durable_send_cancelled_after_any_number_of_loop_turns_gives_its
         limiter = create_rate_limiter({"max_concurrent": 2})
         agent = busy_agent(None, store=store, rate_limit=limiter)
         session = agent.session("s")
-        before = asyncio.all_tasks()
-        sending = asyncio.ensure_future(session.send("First"))
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        ended_by_itself = sending.done()
-        sending.cancel()
-        outcome = (await asyncio.gather(sending, return_exceptions=True))[0]
+        ended_by_itself, outcome = await cancelled_after(turns, session.send("First"))
         assert ended_by_itself or isinstance(outcome, asyncio.CancelledError)
-        assert asyncio.all_tasks() <= before | {sending}, f"tasks left after {turns} turns"
         stats = await limiter.stats()
         assert (stats.running, stats.waiting) == (0, 0), f"a slot is held after {turns} turns"
         assert await session.pending() is None
@@ -622,14 +621,7 @@ async def test_a_durable_turn_cancelled_after_any_number_of_loop_turns_is_droppe
     for turns in range(0, 400, 2):
         store = memory_store()
         session = busy_agent(None).session(id="s", store=store)
-        before = asyncio.all_tasks()
-        sending = asyncio.ensure_future(session.send("First"))
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        ended_by_itself = sending.done()
-        sending.cancel()
-        await asyncio.gather(sending, return_exceptions=True)
-        assert asyncio.all_tasks() <= before | {sending}, f"tasks left after {turns} turns"
+        ended_by_itself, _ = await cancelled_after(turns, session.send("First"))
         assert await session.pending() is None
         saved = await session.load()
         check_transcript(saved)

@@ -153,7 +153,7 @@ async def test_tool_errors_are_each_turns_own() -> None:
 
 
 async def test_the_agents_own_limit_is_reported_before_the_sessions() -> None:
-    # SES-61, BUD-10
+    # SES-61, BUD-10, RUN-67
     model = mock_model([calls("look", usage=USED)], on_exhausted="repeat-last")
     agent = create_agent(provider=model, tools=[plain("look")], limits={"max_tokens": 120})
     session = agent.session(limits={"max_tokens": 240})

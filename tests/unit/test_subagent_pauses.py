@@ -13,33 +13,12 @@ from lousho_ray.agent import Agent
 from lousho_ray.errors import AgentDriftError, LoushoError, ResumeToolMissingError, ToolArgumentsValidationError
 from lousho_ray.stores.memory import memory_store
 from lousho_ray.stores.sqlite import SqliteStore
-from lousho_ray.tools.tool import define_tool, tool
+from lousho_ray.tools.tool import define_tool
 from lousho_ray.usage import ProviderUsage
 from tests.unit.loop_support import Gate, agent_of, calls, check_transcript, kinds, names, results, shape
+from tests.unit.test_approvals import Log
 from tests.unit.test_hooks import Hook
 from tests.unit.test_subagents_local import task, worker
-
-
-class Log:
-    """Tools that note each run; `pay` needs a person."""
-
-    def __init__(self) -> None:
-        self.runs: list[str] = []
-        self.notes: list[str | None] = []
-
-        @tool(needs_approval=True)
-        def pay(amount: int, ctx: Any = None) -> str:
-            """Pays."""
-            self.runs.append(f"pay {amount}")
-            return f"paid {amount}"
-
-        @tool
-        def note(text: str = "x") -> str:
-            """Notes."""
-            self.runs.append(f"note {text}")
-            return "noted"
-
-        self.tools = [pay, note]
 
 
 def payer(log: Log, *after: Any, amount: int = 5, **options: Any) -> Any:
@@ -387,6 +366,21 @@ async def test_a_child_that_goes_on_is_held_to_its_own_limits_with_what_it_spent
     result = await agent.approvals.resolve(paused.approval_id, approved=True)
     assert "maxTokens limit" in results(result.messages)[0]["message"]
     assert log.runs == ["pay 5"]
+
+
+async def test_a_child_that_goes_on_is_not_held_to_its_lead_but_counts_for_it() -> None:
+    # BUD-23, SUB-37
+    log = Log()
+    spent = {"usage": {"input_tokens": 100, "output_tokens": 10}}
+    turns = ({**calls(("pay", {"amount": 5})), **spent}, {**calls("note"), **spent}, {"text": "It is paid.", **spent})
+    child = worker(*turns, tools=log.tools)
+    own = {**calls(task("worker")), "usage": {"input_tokens": 10, "output_tokens": 1}}
+    agent = agent_of(own, "never", subagents={"worker": child}, limits={"max_tokens": 250})
+    paused = await agent.send("Go")
+    result = await agent.approvals.resolve(paused.approval_id, approved=True)
+    assert log.runs == ["pay 5", "note x"]
+    assert results(result.messages)[0].startswith("It is paid.")
+    assert (result.finish_reason, result.usage.delegated.input_tokens) == ("budget-exceeded", 300)  # type: ignore[union-attr]
 
 
 async def test_the_pause_is_told_once_and_its_continuation_marked() -> None:
