@@ -31,10 +31,11 @@ MOST_RECOVERIES = 3
 
 @dataclass(frozen=True, slots=True)
 class _Home:
-    """Where a turn runs: the actor, and the run's id there. `resumed` says that it goes on from what a lost actor left."""
+    """Where a turn runs: the actor, the run's id there, and its end. `resumed` says that it goes on from what a lost actor left."""
 
     actor: Any
     run_id: str
+    ended: asyncio.Future[ExecutionResult[Any]]
     resumed: bool = False
 
 
@@ -120,31 +121,32 @@ class HostedTurn:
 
     async def _begin(self, request: Request, *, resumed: bool = False) -> _Home:
         _, actor = await self._link.reach()
+        entry = await self._link.start_on(actor, request)
         try:
-            await self._link.start_on(actor, request)
+            await entry.accepted
         except ActorLostError:
+            self._link.lost(actor)
             if not self._link.durable:
                 raise
-        return _Home(actor, request.run_id, resumed)  # A durable turn is found there, or it is lost and gone on with.
+        return _Home(actor, request.run_id, entry.ended, resumed)  # A durable turn is lost, and gone on with.
 
     async def _fetch_result(self) -> ExecutionResult[Any]:
         home = await asyncio.shield(self._home)
         while True:
             try:
-                over, result = await self._link.ask(home.actor, live(home.actor).result.remote(home.run_id), timeout_s=ANSWERS_IN_S)
+                result: ExecutionResult[Any] | None = await asyncio.shield(home.ended)
             except ActorLostError as error:
+                self._link.lost(home.actor)
                 home = await self._recover(home, error)
                 continue
-            if over and result is None and home.resumed:
+            if result is None and home.resumed:
                 result = await self._what_was_saved()
                 if result is None:
                     home = await self._recover(home, None)
                     continue
-            if over:
-                ended: ExecutionResult[Any] = result
-                if ended is not None and ended.finish_reason not in ("aborted", "awaiting-approval"):
-                    self._link.seen = len(transcript(ended))
-                return ended
+            if result is not None and result.finish_reason not in ("aborted", "awaiting-approval"):
+                self._link.seen = len(transcript(result))
+            return result  # type: ignore[return-value]  # a resume that found nothing has none
 
     async def _recover(self, lost: _Home, error: ActorLostError | None) -> _Home:
         """The turn's next home after its actor was lost: where what it left is resumed. Without an error nothing had been left, so

@@ -7,20 +7,20 @@ import ctypes
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 
 from lousho_ray.actors.cluster import ActorLostError
-from lousho_ray.actors.shipping import Shipment, Warehouse
+from lousho_ray.actors.session_clients import KEPT_S, NO_LIFE, Client, Endings, Turn
+from lousho_ray.actors.shipping import Shipment, Warehouse, portable
 from lousho_ray.actors.store import RemoteStore, StoreReference
 from lousho_ray.cancellation import AbortReason
 from lousho_ray.durable import Sources, StoreParts
 from lousho_ray.errors import AgentExecutionError
 from lousho_ray.events import Event
-from lousho_ray.handle import LocalRun, contained
+from lousho_ray.handle import contained
 from lousho_ray.loop.inbox import QueuedInput
-from lousho_ray.loop.result import ExecutionResult
 from lousho_ray.messages import Message
 from lousho_ray.session import Request
 from lousho_ray.session_host import SessionHost
@@ -33,13 +33,6 @@ POLL_S = 10.0
 
 ANSWERS_IN_S = POLL_S * 3
 """The bound of a call that the actor itself answers within `POLL_S`."""
-
-KEPT_S = 60.0
-"""How long a finished turn can still be read by a handle that lost its connection."""
-
-READER_LEASE_S = 30.0
-"""A streamed turn is stopped when the process of its handle has been silent for this long: nobody would see the rest. A reader that
-takes its time is not silent: its process asks for the turn's result meanwhile."""
 
 MANY_TURNS = 200
 """After so many turns an actor that has become idle gives memory back."""
@@ -87,6 +80,21 @@ class EventBatch:
     end: bool
 
 
+class Start(NamedTuple):
+    """A turn to be put in line. The agent may only be named (see `Shipment`)."""
+
+    key: SessionKey
+    shipment: Shipment
+    request: Request
+
+
+class Accepted(NamedTuple):
+    """The answer to starts, one by one: `True` when it is in line, `False` when its agent's parcel is needed, or what went wrong."""
+
+    life: str
+    answers: Sequence[bool | BaseException]
+
+
 class SessionActor:
     """Hosts sessions.
 
@@ -100,41 +108,39 @@ class SessionActor:
         self._lines = SessionLines()
         self._stores: dict[str, StoreParts] = {}
         self._remotes: dict[str, RemoteStore] = {}
-        self._turns: dict[str, _Turn] = {}
+        self._turns: dict[str, Turn] = {}
+        self._clients: dict[str, Client] = {}
         self._forgotten = 0
         self._questions: dict[str, asyncio.Task[Any]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._one_spawner: Spawner | None = None
 
-    async def start(self, key: SessionKey, shipment: Shipment, request: Request) -> bool:
-        """Puts a turn in line. Calling it again for the same run changes nothing. `False`: send it with the agent's parcel."""
+    async def submit(self, client_id: str, starts: Sequence[Start]) -> Accepted:
+        """Puts turns in line, in this order. Doing it again for the same run changes nothing."""
         self._loop = asyncio.get_running_loop()
-        if request.run_id in self._turns:
-            return True
-        if self._warehouse.lacks(shipment):
-            return False
-        host = await self._host(key, shipment)
-        if request.run_id in self._turns:
-            return True
-        run = host.start(request)
-        self._turns[request.run_id] = turn = _Turn(run, self._loop, request.observed)
-        run.task.add_done_callback(lambda _: turn.finish(lambda: self._forget_turn(request.run_id)))
-        return True
+        client = self._clients.get(client_id)
+        if client is None:
+            client = self._clients[client_id] = Client(lambda: self._clients.pop(client_id, None))
+        client.seen()
+        answers: list[bool | BaseException] = []
+        for start in starts:
+            try:
+                answers.append(await self._start(client, start))
+            except Exception as error:
+                answers.append(portable(error))
+        return Accepted(client.life, answers)
 
-    async def result(self, run_id: str) -> tuple[bool, ExecutionResult[Any] | None]:
-        """Whether a turn is over, and its result (or what it raised). Waits up to `POLL_S`."""
-        turn = self._turn(run_id)
-        turn.seen()
-        done, _ = await asyncio.wait({turn.run.task}, timeout=POLL_S)
-        turn.seen()
-        return (True, turn.run.task.result()) if done else (False, None)
+    async def poll(self, client_id: str, cursor: int, apart: bool = False) -> Endings:
+        """How turns of this client ended, from `cursor` on; waits up to `POLL_S` for the first."""
+        client = self._clients.get(client_id)
+        return Endings(NO_LIFE, (), 0) if client is None else await client.endings(cursor, POLL_S, apart=apart)
 
     async def read(self, run_id: str, cursor: int) -> EventBatch:
         """The events of a turn from `cursor` on; waits up to `POLL_S` for the first."""
         turn = self._turn(run_id)
-        turn.seen()
+        turn.client.seen()
         events, cursor = await turn.run.log.read(cursor, wait_s=POLL_S)
-        turn.seen()
+        turn.client.seen()
         return EventBatch(events, cursor, turn.run.log.at_end(cursor))
 
     async def call(self, key: SessionKey, shipment: Shipment, call_id: str, method: str, *args: Any) -> tuple[bool, Any]:
@@ -189,6 +195,20 @@ class SessionActor:
         """How many turns run or wait."""
         return sum(not turn.run.task.done() for turn in self._turns.values())
 
+    async def _start(self, client: Client, start: Start) -> bool:
+        run_id = start.request.run_id
+        if run_id in self._turns:
+            return True
+        if self._warehouse.lacks(start.shipment):
+            return False
+        host = await self._host(start.key, start.shipment)
+        if run_id not in self._turns:
+            run = host.start(start.request)
+            self._turns[run_id] = Turn(run, client)
+            client.add(run, observed=start.request.observed)
+            run.task.add_done_callback(lambda _: asyncio.get_running_loop().call_later(KEPT_S, self._forget_turn, run_id))
+        return True
+
     async def _host(self, key: SessionKey, shipment: Shipment) -> SessionHost:
         definition = await self._warehouse.unpack(shipment)
         parts = self._parts(key)
@@ -224,7 +244,7 @@ class SessionActor:
             self._forgotten = 0
             give_back_memory()
 
-    def _turn(self, run_id: str) -> _Turn:
+    def _turn(self, run_id: str) -> Turn:
         turn = self._turns.get(run_id)
         if turn is None:
             raise ActorLostError(
@@ -239,24 +259,3 @@ def give_back_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, other C libraries do not
     if trim is not None:
         trim(0)
-
-
-class _Turn:
-    """A turn and its reader's lease."""
-
-    def __init__(self, run: LocalRun, loop: asyncio.AbstractEventLoop, observed: bool) -> None:
-        self.run = run
-        self.inputs: dict[str, QueuedInput] = {}
-        self._loop = loop
-        self._timer = loop.call_later(READER_LEASE_S, run.leave) if observed else None
-
-    def seen(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = self._loop.call_later(READER_LEASE_S, self.run.leave)
-
-    def finish(self, forget: Callable[[], Any]) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._loop.call_later(KEPT_S, forget)

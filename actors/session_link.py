@@ -25,7 +25,8 @@ from lousho_ray.actors.cluster import (
     this_process,
 )
 from lousho_ray.actors.hosted_turn import HostedTurn
-from lousho_ray.actors.session import ANSWERS_IN_S, SessionKey
+from lousho_ray.actors.session import ANSWERS_IN_S, SessionKey, Start
+from lousho_ray.actors.session_conversation import START_TIMEOUT_S, Entry, SessionConversation
 from lousho_ray.actors.shipping import Shipper
 from lousho_ray.definition import AgentDefinition
 from lousho_ray.durable import PendingTurn
@@ -37,18 +38,17 @@ from lousho_ray.ports import Observer
 from lousho_ray.session import Request
 from lousho_ray.session_compaction import SessionCompaction
 
-START_TIMEOUT_S = 120.0
-
 RESTART_PAUSES_S = (0.3, 0.6, 1.2, 2.4, 4.8, 9.6)
 """Waits for an actor that is being started again: 0.6 s for a process, up to 18 s when its node was lost."""
 
 
 @dataclass(slots=True)
-class Peer:
-    """What a process knows of a session actor: when it last answered, and the agents (by digest) that it was sent."""
+class Services:
+    """What all links of one event loop share: how agents are sent, and what is said to each session actor."""
 
-    answered_at: float = float("-inf")
-    agents: set[str] = field(default_factory=set)
+    shipper: Shipper
+    spawner: Any
+    conversations: dict[Any, SessionConversation] = field(default_factory=dict)
 
 
 class HostedLink:
@@ -58,15 +58,13 @@ class HostedLink:
         self,
         definition: AgentDefinition,
         key: Callable[[], Awaitable[SessionKey]],
-        services: Callable[[], tuple[Shipper, Any]],
+        services: Callable[[], Services],
         host: Callable[[SessionKey], Any],
-        peers: dict[Any, Peer],
     ) -> None:
         self._definition = definition
         self._make_key = key
         self._services = services
         self._host = host
-        self._peers = peers
         self._key: SessionKey | None = None
         self._actor: Any = None
         self._process = ""
@@ -127,12 +125,12 @@ class HostedLink:
             own, _ = await self.reach()
             return replace(own, session_id=session_id, private=None if own.private is None else new_id("memory-"))
 
-        return HostedLink(self._definition, key, self._services, self._host, self._peers)
+        return HostedLink(self._definition, key, self._services, self._host)
 
     async def _call(self, method: str, *args: Any, definition: AgentDefinition | None = None) -> Any:
         """Asks the session something. The answer may take as long as it needs, as long as the actor says that it is there."""
         key, actor = await self.reach()
-        shipment, call_id = await self._services()[0].ship(definition or self._definition), new_id()
+        shipment, call_id = await self._services().shipper.ship(definition or self._definition), new_id()
         answered = False
         while not answered:
             answered, answer = await self.ask(
@@ -165,34 +163,37 @@ class HostedLink:
             if self._key.private is not None:
                 weakref.finalize(self, _forget, self._actor, self._key.private).atexit = False
         actor = self._actor
-        if time.monotonic() - self._peer(actor).answered_at > KNOWN_TO_LIVE_S:
+        if time.monotonic() - self._conversation(actor).answered_at > KNOWN_TO_LIVE_S:
             await self.ask(actor, live(actor).turns.remote(), timeout_s=START_TIMEOUT_S)
         return self._key, actor
 
-    async def start_on(self, actor: Any, request: Request) -> None:
-        """Puts a turn in line there."""
+    async def start_on(self, actor: Any, request: Request) -> Entry:
+        """Puts a turn in line there; returns when it is to be sent with what else is."""
         assert self._key is not None
-        shipment = await self._services()[0].ship(self._definition)
-        agents = self._peer(actor).agents
-        for sent in (shipment.named(), shipment) if shipment.digest in agents else (shipment,):
-            if await self.ask(actor, live(actor).start.remote(self._key, sent, request), timeout_s=START_TIMEOUT_S):
-                break
-        agents.add(shipment.digest)
+        shipment = await self._services().shipper.ship(self._definition)
+        return self._conversation(actor).start(Start(self._key, shipment, request), self.what)
 
     async def ask(self, actor: Any, call: Awaitable[Any], *, timeout_s: float = CALL_TIMEOUT_S) -> Any:
         """Awaits a call of the session's actor. When that is lost, the next call looks for the actor anew."""
         try:
             answer = await ask(call, self.what, timeout_s=timeout_s)
         except ActorLostError:
-            look_up_again(actor)
-            self._actor = None
-            self._peers.pop(actor, None)
+            self.lost(actor)
             raise
-        self._peer(actor).answered_at = time.monotonic()
+        self._conversation(actor).answered_at = time.monotonic()
         return answer
 
-    def _peer(self, actor: Any) -> Peer:
-        return self._peers.setdefault(actor, Peer())
+    def lost(self, actor: Any) -> None:
+        """The next call looks for the actor anew."""
+        look_up_again(actor)
+        self._actor = None
+        self._conversation(actor).answered_at = float("-inf")
+
+    def _conversation(self, actor: Any) -> SessionConversation:
+        conversations = self._services().conversations
+        if actor not in conversations:
+            conversations[actor] = SessionConversation(actor)
+        return conversations[actor]
 
     @property
     def durable(self) -> bool:

@@ -68,10 +68,9 @@ class RayRuntime:
     def __init__(self) -> None:
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = WeakKeyDictionary()
         self._references: dict[int, tuple[Any, Any]] = {}
-        self._peers: dict[Any, Any] = {}
 
     def spawner(self) -> Spawner:
-        spawner: Spawner = self._on_this_loop()[1]
+        spawner: Spawner = self._on_this_loop().spawner
         return spawner
 
     def session(self, definition: AgentDefinition, session_id: str, sources: Sources, approvals: Any) -> SessionLink:
@@ -96,7 +95,7 @@ class RayRuntime:
                 _worker_actors()
             return _session_actor(key)
 
-        return HostedLink(definition, key, self._on_this_loop, host, self._peers)
+        return HostedLink(definition, key, self._on_this_loop, host)
 
     async def reach(self, store: Any, part: str = "sessions") -> Any:
         """The store behind its actor."""
@@ -114,15 +113,16 @@ class RayRuntime:
             await asyncio.to_thread(promote, limiter)
 
     def _on_this_loop(self) -> Any:
-        """The shipper and the spawner of the running event loop."""
+        """What the running event loop has of its own."""
         loop = asyncio.get_running_loop()
         state = self._loops.get(loop)
         if state is None:
+            from lousho_ray.actors.session_link import Services
             from lousho_ray.actors.shipping import Shipper
             from lousho_ray.actors.worker_pool import RaySpawner
 
             shipper = Shipper(promote)
-            state = self._loops[loop] = (shipper, RaySpawner(shipper, _ledger, _worker_actors))
+            state = self._loops[loop] = Services(shipper, RaySpawner(shipper, _ledger, _worker_actors))
         return state
 
     def _known_reference(self, store: Any) -> Any:

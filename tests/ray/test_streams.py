@@ -52,10 +52,10 @@ def be_patient(actor: Any, patience_s: float) -> float:
 
 def set_times(actor: Any, lease_s: float, poll_s: float) -> tuple[float, float]:
     """How long a silent reader is waited for, and how long polls stay open."""
-    from lousho_ray.actors import session
+    from lousho_ray.actors import session, session_clients
 
-    before = session.READER_LEASE_S, session.POLL_S
-    session.READER_LEASE_S, session.POLL_S = lease_s, poll_s
+    before = session_clients.READER_LEASE_S, session.POLL_S
+    session_clients.READER_LEASE_S, session.POLL_S = lease_s, poll_s
     return before
 
 

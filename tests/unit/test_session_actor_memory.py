@@ -11,7 +11,8 @@ import pytest
 
 from lousho_ray import MockProvider, SqliteStore, create_agent
 from lousho_ray.actors import session as session_actor
-from lousho_ray.actors.session import SessionActor, SessionKey
+from lousho_ray.actors.session import SessionActor, SessionKey, Start
+from lousho_ray.actors.session_clients import endings_in
 from lousho_ray.actors.shipping import Shipment
 from lousho_ray.durable import Sources
 from lousho_ray.ids import new_id
@@ -46,20 +47,25 @@ async def test_nothing_of_a_session_is_kept_once_its_turns_are_over(tmp_path: Pa
     agent = create_agent(provider=MockProvider(policy=parrot), runtime="local")
     actor, shipment = SessionActor(LocalRuntime().spawner), Shipment("digest", [])
     actor._warehouse._definitions["digest"] = agent._definition
+    ends = 0
     async with SqliteStore(tmp_path / "s.db") as store:
         actor._stores["store"] = Sources(store, store, store).parts(InMemoryApprovalStore())
 
         async def turn(id: str, *, observed: bool) -> None:
             request = TurnRequest(new_id("run_"), (user("hi"),), observed=observed)
-            await actor.start(SessionKey(id, private="store"), shipment, request)
+            accepted = await actor.submit("client", [Start(SessionKey(id, private="store"), shipment, request)])
+            assert accepted.answers == [True]
             cursor, end = 0, not observed
             while not end:
                 batch = await actor.read(request.run_id, cursor)
                 cursor, end = batch.cursor, batch.end
-            over, result = await actor.result(request.run_id)
-            assert over
-            assert result is not None
-            assert result.text == "heard hi"
+            nonlocal ends
+            answer = await actor.poll("client", ends)
+            ends = answer.cursor
+            [ending] = [ending for parcel in answer.parcels for ending in endings_in(parcel)]
+            assert ending.run_id == request.run_id
+            assert ending.result is not None
+            assert ending.result.text == "heard hi"
 
         async def serve(first: int) -> None:
             for number in range(first, first + SESSIONS):
