@@ -89,7 +89,7 @@ class Start(NamedTuple):
 
 
 class Accepted(NamedTuple):
-    """The answer to starts, one by one: `True` when it is in line, `False` when its agent's parcel is needed, or what went wrong."""
+    """The answer to starts, one by one: `True`: it is in line, `False`: its agent's parcel is needed, or what went wrong."""
 
     life: str
     answers: Sequence[bool | BaseException]

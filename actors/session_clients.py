@@ -1,4 +1,4 @@
-"""What a session actor knows of the processes whose turns it runs: their turns that have ended, and whether they are still there."""
+"""What a session actor knows of the processes whose turns it runs: their turns that ended, and whether they are still there."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ class Parcel(NamedTuple):
 
 
 class Endings(NamedTuple):
-    """The answer to a poll, and the next cursor. `life` is another one once the actor has lost or forgotten the client, and its turns
-    with it."""
+    """The answer to a poll, and the next cursor. `life` is another one once the actor has lost or forgotten the client, with its
+    turns."""
 
     life: str
     parcels: Sequence[Parcel]

@@ -19,7 +19,7 @@ START_TIMEOUT_S = 120.0
 _ACTOR = "A session actor"
 
 
-class RemoteTraceback(Exception):
+class RemoteTracebackError(Exception):
     """The traceback of an error that was raised in another process, as the cause of the error here."""
 
 
@@ -80,7 +80,7 @@ class Entry:
                 self.ended.set_result(ending.result)  # type: ignore[arg-type]  # a resume that found nothing has none
             return
         if ending.trace and ending.error.__cause__ is None:
-            ending.error.__cause__ = RemoteTraceback(f"\n{ending.trace}")
+            ending.error.__cause__ = RemoteTracebackError(f"\n{ending.trace}")
         self.fail(ending.error)
 
 
