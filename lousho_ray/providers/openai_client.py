@@ -91,18 +91,18 @@ class OpenAIClientProvider(HTTPProvider):
         from lousho_ray.providers.openai_pool import Client, Pool
 
         return Client(
+            Pool(timeout=self._timeout()),
+            self._request_options(),
             api_key=self.api_key or "none",
             base_url=base_url,
             default_query=query,
             max_retries=0,
             timeout=self._timeout(),
             default_headers={**headers, **self.headers},
-            http_client=Pool(timeout=self._timeout()),
         )
 
     def _request_options(self) -> dict[str, Any]:
-        # Every option is given: the client would fill each one left out with a deep copy. Without `admin_api_key_auth` an
-        # administrator's key in the environment stays there.
+        # Without `admin_api_key_auth` an administrator's key in the environment stays there.
         headers = _call_headers()
         named = any(name.lower() == "authorization" for name in self.headers)
         if not self.api_key and not named and split_userinfo(self.base_url or "")[1] is None:
@@ -140,9 +140,10 @@ class OpenAIClientProvider(HTTPProvider):
         self.log_body("request", call.body)
         body: Any = None
         try:
-            response = await self.within(self._post(client, call), "reply")
-            self.log_body("reply", response.content)
-            body = _json(response.content)
+            url = _url(self.base_url or "", call.path)
+            reply: bytes = await self.within(client.exchange(url, call.body), "reply")
+            self.log_body("reply", reply)
+            body = _json(reply)
             result = call.result(body, options, self.name)
         except Exception as error:
             note_usage(error, call.usage(body.get("usage")) if isinstance(body, Mapping) else None)
@@ -161,7 +162,8 @@ class OpenAIClientProvider(HTTPProvider):
         served_by = ServedBy(self.name, model)
         reader: StreamReader | None = None
         try:
-            response = await self.within(self._open(client, call), "first event", deadline=deadline)
+            url = _url(self.base_url or "", call.path)
+            response = await self.within(client.open(url, call.body), "first event", deadline=deadline)
             async with EventReader(self, response, SSEDecoder(), deadline) as events:
                 if _is_event_stream(response.headers):
                     reader = call.reader(options, self.name)
@@ -181,14 +183,6 @@ class OpenAIClientProvider(HTTPProvider):
             if isinstance(error, Exception):
                 self.scrubbed(error)
             raise
-
-    async def _post(self, client: Any, call: Call, **stream: Any) -> Any:
-        # `content` are the bytes as they go out; asked for the raw response class, the client parses nothing.
-        url = _url(self.base_url or "", call.path)
-        return await client.post(url, content=call.body, cast_to=_response_type(), options=self._request_options(), **stream)
-
-    async def _open(self, client: Any, call: Call) -> Any:
-        return await self._post(client, call, stream=True, stream_cls=import_client(*_CLIENT).AsyncStream[Any])
 
     async def get_models(self) -> list[str]:
         """The ids of the models that the server lists."""
