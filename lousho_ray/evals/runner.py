@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -22,6 +22,10 @@ from lousho_ray.evals.progress import SuiteProgress
 from lousho_ray.evals.records import CaseRecord
 from lousho_ray.limits.limiter import RateLimiter
 from lousho_ray.ports import Limiter
+
+ROUNDS_APART = 5
+"""Rounds of the event loop between the starts of two cases: cases take about that many until their first request is out. Cases that
+start at once would go on in step, all of them at work and then all of them waiting."""
 
 COLLECT_AFTER = 20_000
 """How many new objects Python waits for, while cases run, before it looks for garbage among them."""
@@ -179,12 +183,25 @@ class SuiteRunner:
         self._fill()
 
     def _fill(self) -> None:
-        missing = min(self._wanted - self._alive, len(self._pending))
-        for _ in range(0 if self._stopping else missing):
-            self._alive += 1
-            worker = asyncio.create_task(self._work())
-            self._workers.add(worker)
-            worker.add_done_callback(self._left)
+        missing = 0 if self._stopping else min(self._wanted - self._alive, len(self._pending))
+        if missing > 0:
+            self._alive += missing
+            self._begin(self._start(missing))
+
+    async def _start(self, count: int) -> None:
+        started = 0
+        try:
+            for started in range(1, count + 1):  # noqa: B007 - counts those that were started
+                self._begin(self._work())
+                for _ in range(ROUNDS_APART):
+                    await asyncio.sleep(0)
+        finally:
+            self._alive -= count - started
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._workers.add(task)
+        task.add_done_callback(self._left)
 
     def _left(self, worker: asyncio.Task[None]) -> None:
         self._workers.discard(worker)

@@ -1,7 +1,7 @@
-"""Calls through the official OpenAI client: its credentials, URLs, headers and connection pool, but its raw `post`.
+"""Calls through the official OpenAI client: its credentials, URLs, headers, errors and connection pool, but not its types.
 
-The client's typed `create` walks the whole history of a request and builds models of every answer; a call through `post` costs the
-same however long the history is. We encode requests and read answers ourselves.
+The client's typed `create` walks the whole history of a request and builds models of every answer; a call of bytes costs the same
+however long the history is. We encode requests and read answers ourselves.
 """
 
 from __future__ import annotations

@@ -83,6 +83,7 @@ async def test_a_suite_shows_how_it_stands(tmp_path: Path) -> None:
 
 async def test_a_paused_suite_starts_nothing_until_it_is_resumed(tmp_path: Path) -> None:
     async with suite_under_way(tmp_path, concurrency=3) as task:
+        await until(lambda: _status(tmp_path).get("running") == 3)
         assert (await ask("pause"))["state"] == "paused"
         (tmp_path / "go").touch()
         await until(lambda: _status(tmp_path).get("done") == 3)
@@ -94,6 +95,7 @@ async def test_a_paused_suite_starts_nothing_until_it_is_resumed(tmp_path: Path)
 
 async def test_a_cancelled_suite_keeps_what_has_ended(tmp_path: Path) -> None:
     async with suite_under_way(tmp_path, concurrency=2) as task:
+        await until(lambda: _status(tmp_path).get("running") == 2)
         await ask("cancel")
         outcome = await task
         assert (outcome.exit_code, outcome.summary.totals()["outage"], outcome.summary.not_run) == (130, 2, 10)

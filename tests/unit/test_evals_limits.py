@@ -41,7 +41,7 @@ async def busy(request):
     here += 1
     calls += 1
     most = max(most, here)
-    for _ in range(5):
+    for _ in range(100):  # longer than it takes to start all of them
         await asyncio.sleep(0)
     here -= 1
     return str(most)
@@ -72,7 +72,7 @@ async def busy(request):
     global here, most
     here += 1
     most = max(most, here)
-    for _ in range(5):
+    for _ in range(100):  # longer than it takes to start all of them
         await asyncio.sleep(0)
     here -= 1
     return "SCORE: 1"

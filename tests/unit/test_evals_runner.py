@@ -167,12 +167,49 @@ define_eval(name="f", agent=says("x"), test=lambda t: asyncio.Event().wait())
     assert ["50 ms" in str(said[0]), "60 ms" in str(said[1])] == [True, True]
 
 
-async def test_a_stopped_suite_waits_for_its_cases_and_keeps_what_has_ended(tmp_path: Path) -> None:
+async def test_cases_do_not_start_in_step(tmp_path: Path) -> None:
     body = """
+seen = []
+
+async def model(request):
+    seen.append("sent")
+    while len(seen) < 6:
+        await asyncio.sleep(0)
+    return "x"
+
+def agent(case):
+    seen.append("started")
+    return create_agent(provider=mock_model([model]))
+
 async def test(t, case):
     await t.send("x")
-    if case > 1:
-        await asyncio.Event().wait()
+    t.check("order", seen[:6], equals(["started", "sent"] * 3))
+
+define_eval(name="e", agent=agent, test=test, cases=range(3))
+"""
+    outcome = await run_body(tmp_path, body, concurrency=3)
+    assert outcome.exit_code == 0, [record.assertions for record in outcome.summary.records]
+
+
+async def test_a_suite_that_is_stopped_at_its_start_starts_no_more(tmp_path: Path) -> None:
+    write_evals(tmp_path, "define_eval(name='e', agent=says('x'), test=lambda t, case: asyncio.Event().wait(), cases=range(9))")
+    suite = Suite(SuiteOptions(root=tmp_path, concurrency=9), console())
+    suite.on_start = lambda runner: asyncio.get_running_loop().call_soon(lambda: asyncio.get_running_loop().call_soon(suite.stop))
+    outcome = await suite.run()
+    assert outcome.exit_code == 130
+    assert len(outcome.summary.records) + outcome.summary.not_run == 9
+    assert outcome.summary.not_run > 0
+
+
+async def test_a_stopped_suite_waits_for_its_cases_and_keeps_what_has_ended(tmp_path: Path) -> None:
+    body = """
+under_way = []
+
+async def test(t, case):
+    await t.send("x")
+    under_way.append(case)
+    while case > 1 or len(under_way) < 4:
+        await asyncio.sleep(0)
 
 define_eval(name="e", agent=says("x"), test=test, cases=range(5))
 """
