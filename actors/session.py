@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -12,6 +10,7 @@ from typing import Any, NamedTuple
 import ray
 
 from lousho_ray.actors.cluster import ActorLostError
+from lousho_ray.actors.garbage import collect_rarely, give_back_memory, set_aside
 from lousho_ray.actors.session_clients import KEPT_S, NO_LIFE, Client, Endings, Turn
 from lousho_ray.actors.shipping import Shipment, Warehouse, portable
 from lousho_ray.actors.store import RemoteStore, StoreReference
@@ -100,10 +99,14 @@ class SessionActor:
 
     Args:
         spawner: Makes the process's spawner of sub-agents.
+        alone: Whether it has its process for itself.
     """
 
-    def __init__(self, spawner: Callable[[], Spawner]) -> None:
+    def __init__(self, spawner: Callable[[], Spawner], *, alone: bool = True) -> None:
         self._spawner = spawner
+        self._warming_up = alone
+        if alone:
+            collect_rarely()
         self._warehouse = Warehouse()
         self._lines = SessionLines()
         self._stores: dict[str, StoreParts] = {}
@@ -206,8 +209,14 @@ class SessionActor:
             run = host.start(start.request)
             self._turns[run_id] = Turn(run, client)
             client.add(run, observed=start.request.observed)
-            run.task.add_done_callback(lambda _: asyncio.get_running_loop().call_later(KEPT_S, self._forget_turn, run_id))
+            run.task.add_done_callback(lambda _: self._ended(run_id))
         return True
+
+    def _ended(self, run_id: str) -> None:
+        asyncio.get_running_loop().call_later(KEPT_S, self._forget_turn, run_id)
+        if self._warming_up:
+            self._warming_up = False
+            set_aside()  # The first turn has imported what all need.
 
     async def _host(self, key: SessionKey, shipment: Shipment) -> SessionHost:
         definition = await self._warehouse.unpack(shipment)
@@ -251,11 +260,3 @@ class SessionActor:
                 f"The session actor does not know run {run_id}: it was started again meanwhile, or the run ended long ago."
             )
         return turn
-
-
-def give_back_memory() -> None:
-    """Returns freed memory to the system. The C library keeps it otherwise: as much as the busiest minute needed."""
-    gc.collect()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, other C libraries do not
-    if trim is not None:
-        trim(0)

@@ -12,6 +12,7 @@ from ray.cloudpickle import cloudpickle
 
 from lousho_ray.actors.calling import ActorCaller
 from lousho_ray.actors.cluster import NAMESPACE, home_of, named_actor, own_place
+from lousho_ray.actors.garbage import collect_rarely, set_aside
 from lousho_ray.actors.shipping import portable
 from lousho_ray.errors import AgentExecutionError, StorageError
 from lousho_ray.stores.durable_turns import turns_of
@@ -104,10 +105,18 @@ class StoreReference:
 
 
 class StoreActor:
-    """Owns one store. Runs no user code unless the store itself is the user's."""
+    """Owns one store. Runs no user code unless the store itself is the user's.
 
-    def __init__(self, source: StoreLocation | bytes) -> None:
+    Args:
+        source: What to open.
+        alone: Whether the actor has its process for itself.
+    """
+
+    def __init__(self, source: StoreLocation | bytes, *, alone: bool = True) -> None:
         self._store: Any = cloudpickle.loads(source) if isinstance(source, bytes) else source.open()
+        if alone:
+            collect_rarely()
+            set_aside()
 
     async def calls(self, batch: Sequence[bytes]) -> list[bytes]:
         """Does the calls of a batch side by side; the store commits the saves among them together.

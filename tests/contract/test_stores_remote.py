@@ -26,7 +26,7 @@ from tests.contract.test_stores import BACKENDS
 
 
 def behind_actor(store: Any) -> RemoteStore:
-    actor = StoreActor(StoreLocation("memory", ""))
+    actor = StoreActor(StoreLocation("memory", ""), alone=False)
     actor._store = store
     remote = RemoteStore(StoreReference("test", b"", offered(store)))
     remote._call = ActorCaller(lambda: SimpleNamespace(calls=SimpleNamespace(remote=actor.calls)), "store")

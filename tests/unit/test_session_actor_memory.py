@@ -45,7 +45,7 @@ async def test_nothing_of_a_session_is_kept_once_its_turns_are_over(tmp_path: Pa
     # SES-78, DEC-R2
     monkeypatch.setattr(session_actor, "KEPT_S", 0.0)
     agent = create_agent(provider=MockProvider(policy=parrot), runtime="local")
-    actor, shipment = SessionActor(LocalRuntime().spawner), Shipment("digest", [])
+    actor, shipment = SessionActor(LocalRuntime().spawner, alone=False), Shipment("digest", [])
     actor._warehouse._definitions["digest"] = agent._definition
     ends = 0
     async with SqliteStore(tmp_path / "s.db") as store:
