@@ -9,7 +9,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Collection
+from collections.abc import Awaitable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -27,6 +27,7 @@ from ray.exceptions import (
 from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from lousho_ray import semconv
 from lousho_ray.errors import AgentExecutionError, ConfigurationError, LoushoError, OperationTimeoutError
 from lousho_ray.loop_thread import LoopThread
 
@@ -70,6 +71,13 @@ _HELD: dict[str, _Held] = {}
 # An actor that is not detached ends with the handle that made it: this process holds those it asked for, by name.
 
 _HOLDING = threading.Lock()
+
+
+@functools.cache
+def this_actor() -> Mapping[str, str]:
+    """The attributes of spans that name the actor this process is."""
+    context = ray.get_runtime_context()
+    return {semconv.NODE_ID: context.get_node_id(), semconv.ACTOR_ID: context.get_actor_id() or ""}
 
 
 def attach() -> None:

@@ -21,6 +21,7 @@ from lousho_ray.loop.result import ExecutionResult, final_text
 from lousho_ray.messages import Message
 from lousho_ray.ports import Observer
 from lousho_ray.session import Request, ResumeRequest, TurnRequest, transcript
+from lousho_ray.spans import SpanBook, SpanRecord
 
 if TYPE_CHECKING:
     from lousho_ray.actors.session_link import HostedLink
@@ -49,10 +50,13 @@ class HostedTurn:
     def __init__(self, link: HostedLink, request: Request, observers: Sequence[Observer]) -> None:
         self.run_id = request.run_id
         self._link = link
-        self._request = replace(request, observed=request.observed or bool(observers))
+        trace, exporter = link.trace()
+        self._request = replace(request, observed=request.observed or bool(observers), trace=trace)
         self._observers = tuple(observers)
-        # With observers there are two readers, but an actor's log has one: it is read here and kept for the handle.
-        self._log: EventLog[Event] | None = EventLog() if observers and request.observed else None
+        self._spans = None if exporter is None else SpanBook(exporter)
+        self._listens = bool(observers) or self._spans is not None
+        # With listeners there are two readers, but an actor's log has one: it is read here and kept for the handle.
+        self._log: EventLog[Event] | None = EventLog() if self._listens and request.observed else None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._result: asyncio.Task[ExecutionResult[Any]] | None = None
         self._pumping: asyncio.Task[None] | None = None
@@ -69,7 +73,7 @@ class HostedTurn:
         self._home = self._task(self._start(after))
         self._home.add_done_callback(lambda _: begun.set_result(None))
         self._result = self._task(self._fetch_result())
-        if self._observers:
+        if self._listens:
             self._pumping = self._task(self._pump())
         self._result.add_done_callback(self._over)
         return begun
@@ -94,6 +98,7 @@ class HostedTurn:
         finally:
             if self._pumping is not None and self._result.done():
                 await asyncio.wait({self._pumping})
+                self._lose_spans("The run is over.")
 
     def stop_reading(self) -> None:
         if self._log is not None:
@@ -160,10 +165,13 @@ class HostedTurn:
                 advice = "resume() the session, or" if self._link.durable else "load the session, then"
                 raise ActorLostError(f"{error.detail} The turn's outcome is unknown: {advice} send again.") from error
             self._events.cut()
+            self._lose_spans(str(error))
             run_id = f"{self.run_id}-{self._recoveries}"
             again: Request = replace(self._request, run_id=run_id)
             if error is not None:
-                again = ResumeRequest(run_id, self._request.observed, lost=lost.run_id, mode=self._link.mode)
+                again = ResumeRequest(
+                    run_id, self._request.observed, lost=lost.run_id, mode=self._link.mode, trace=self._request.trace
+                )
             self._home = self._task(self._begin(again, resumed=error is not None))
             self._moved.set()
             self._moved = asyncio.Event()
@@ -191,7 +199,7 @@ class HostedTurn:
             home = await asyncio.shield(self._home)
             cursor = self._events.cursor
             batch = await ask(live(home.actor).read.remote(home.run_id, cursor), self._link.what, timeout_s=ANSWERS_IN_S)
-            events = self._events.take(batch.events, batch.cursor)
+            events = self._events.take(self._without_spans(batch.events), batch.cursor)
         except ActorLostError as error:
             try:
                 assert home is not None
@@ -213,6 +221,20 @@ class HostedTurn:
                 return events, False
         failure = await _error_of(self._result)
         return [*events, *self._events.ended(failure, None if failure is not None else self._result.result())], True
+
+    def _without_spans(self, items: Sequence[Event | SpanRecord]) -> list[Event]:
+        """The events of a batch. What came of spans between them goes to the exporter here, where the caller is."""
+        events = []
+        for item in items:
+            if not isinstance(item, SpanRecord):
+                events.append(item)
+            elif self._spans is not None:
+                self._spans.take(item)
+        return events
+
+    def _lose_spans(self, why: str) -> None:
+        if self._spans is not None:
+            self._spans.lose("RayActorError", why)
 
     async def _pump(self) -> None:
         """Hands the events to the observers here, where the caller is, and keeps them for the handle's own reader."""

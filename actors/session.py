@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import ray
 
-from lousho_ray.actors.cluster import ActorLostError
+from lousho_ray.actors.cluster import ActorLostError, this_actor
 from lousho_ray.actors.garbage import collect_rarely, give_back_memory, set_aside
 from lousho_ray.actors.session_clients import KEPT_S, NO_LIFE, Client, Endings, Turn
 from lousho_ray.actors.shipping import Shipment, Warehouse, portable
@@ -23,6 +23,7 @@ from lousho_ray.loop.inbox import QueuedInput
 from lousho_ray.messages import Message
 from lousho_ray.session import Request
 from lousho_ray.session_host import SessionHost
+from lousho_ray.spans import SpanRecord
 from lousho_ray.stores.memory import InMemoryApprovalStore
 from lousho_ray.subagents import Spawner
 from lousho_ray.turns import SessionLines
@@ -74,7 +75,7 @@ class SessionKey:
 class EventBatch:
     """Events of a turn from the cursor that was asked for; `cursor` is the next one, `end` whether that was all."""
 
-    events: Sequence[Event]
+    events: Sequence[Event | SpanRecord]
     cursor: int
     end: bool
 
@@ -206,7 +207,7 @@ class SessionActor:
             return False
         host = await self._host(start.key, start.shipment)
         if run_id not in self._turns:
-            run = host.start(start.request)
+            run = host.start(_placed(start.request))
             self._turns[run_id] = Turn(run, client)
             client.add(run, observed=start.request.observed)
             run.task.add_done_callback(lambda _: self._ended(run_id))
@@ -260,3 +261,9 @@ class SessionActor:
                 f"The session actor does not know run {run_id}: it was started again meanwhile, or the run ended long ago."
             )
         return turn
+
+
+def _placed(request: Request) -> Request:
+    """The request with what names this actor on the spans of its turn."""
+    trace = request.trace
+    return request if trace is None else replace(request, trace=replace(trace, where=this_actor()))

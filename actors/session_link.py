@@ -37,6 +37,7 @@ from lousho_ray.options import Compaction
 from lousho_ray.ports import Observer
 from lousho_ray.session import Request
 from lousho_ray.session_compaction import SessionCompaction
+from lousho_ray.spans import TraceContext, TraceExporter, is_worker_local
 
 RESTART_PAUSES_S = (0.3, 0.6, 1.2, 2.4, 4.8, 9.6)
 """Waits for an actor that is being started again: 0.6 s for a process, up to 18 s when its node was lost."""
@@ -78,6 +79,13 @@ class HostedLink:
         # Actors do not keep the order of calls: a start is sent when the one before it has been answered.
         self._last_start = turn.begin(after=self._last_start)
         return turn
+
+    def trace(self) -> tuple[TraceContext | None, TraceExporter | None]:
+        """How a turn that begins now is traced, and the exporter here that its spans are sent to."""
+        exporter = self._definition.exporter
+        if exporter is None:
+            return None, None
+        return self._definition.trace(), None if is_worker_local(exporter) else exporter
 
     async def load(self) -> list[Message]:
         messages: list[Message] = await self._call("load")

@@ -23,6 +23,7 @@ class StreamView:
     def __init__(self, run_id: str) -> None:
         self.cursor = 0
         self.done = False
+        self._taken = 0
         self._stamp = Stamp(run_id)
         self._moved = False
         self._step: int | None = None
@@ -34,10 +35,10 @@ class StreamView:
         Raises:
             AgentExecutionError: `LOUSHO_AGENT_EXECUTION_FAILED`: events are missing, or came twice.
         """
-        for wanted, event in enumerate(events, start=self.cursor):
+        for wanted, event in enumerate(events, start=self._taken):
             if event.seq != wanted:
                 raise AgentExecutionError(f"The stream of events is broken: event {event.seq} came where {wanted} was due.")
-        self.cursor = cursor
+        self.cursor, self._taken = cursor, self._taken + len(events)
         cut, self._cut = self._cut, []
         shown = [*cut, *(event for event in events if not (self._moved and isinstance(event, RunStart)))]
         if self._moved:
@@ -53,7 +54,7 @@ class StreamView:
 
     def cut(self) -> None:
         """The home was lost: its open step ends with `error`, and the next home's log is read from its beginning."""
-        self.cursor, self._moved = 0, True
+        self.cursor, self._taken, self._moved = 0, 0, True
         if self._step is not None:
             emitter = Emitter(Stamp(self._stamp.run_id), (self._cut.append,))
             emitter.emit(StepDone, step=self._step, finish_reason="error")

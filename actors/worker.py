@@ -15,6 +15,7 @@ from typing import Any
 
 import ray
 
+from lousho_ray.actors.cluster import this_actor
 from lousho_ray.actors.shipping import Shipment, Warehouse, portable
 from lousho_ray.cancellation import AbortReason, AbortSignal
 from lousho_ray.eventlog import EventLog
@@ -22,6 +23,7 @@ from lousho_ray.events import Event
 from lousho_ray.ids import new_id
 from lousho_ray.loop.emitter import Emitter, Stamp
 from lousho_ray.ports import Ledger
+from lousho_ray.spans import SpanRecord, SpanSender, TraceExporter
 from lousho_ray.subagents import ChildOutcome, ChildRun, LocalSpawner, run_child
 
 POLL_S = 10.0
@@ -43,10 +45,10 @@ WORKER_OPTIONS: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a child has to say: an event, or (last) how it ended."""
+    """What a child has to say: an event, how a span began or ended, or (last) how it ended."""
 
     run_id: str
-    event: Event | None = None
+    event: Event | SpanRecord | None = None
     outcome: ChildOutcome | None = None
 
 
@@ -114,14 +116,18 @@ class WorkerActor:
                 signal.abort(reason)
 
     async def _run(self, client: _Client, shipment: Shipment, child: ChildRun, signal: AbortSignal) -> None:
-        def report(event: Event) -> None:
+        def report(event: Event | SpanRecord) -> None:
             client.log.append(Report(child.run_id, event))
 
         outcome: ChildOutcome
         try:
             definition = await self._warehouse.unpack(shipment)
             sinks = (report,) if child.observed else ()
-            emitter = Emitter(Stamp(child.run_id), sinks, drain=client.log.drain, subagent=child.info)
+            spans: TraceExporter | None = None
+            if child.trace.on:
+                child = replace(child, trace=replace(child.trace, where=this_actor()))
+                spans = definition.exporter or SpanSender(report)
+            emitter = Emitter(Stamp(child.run_id), sinks, drain=client.log.drain, subagent=child.info, spans=spans)
             outcome = await run_child(definition, child, emitter, signal, self._ledger, LocalSpawner(self._ledger))
         except BaseException as error:
             outcome = ChildOutcome.failed(error)

@@ -17,10 +17,11 @@ from lousho_ray.actors.shipping import Shipment, Shipper
 from lousho_ray.actors.worker import POLL_S, Report
 from lousho_ray.cancellation import Aborted, AbortReason, AbortSignal
 from lousho_ray.definition import AgentDefinition
-from lousho_ray.errors import LoushoError
+from lousho_ray.errors import LoushoError, message_of
 from lousho_ray.ids import new_id
 from lousho_ray.loop.emitter import Emitter
 from lousho_ray.ports import Ledger
+from lousho_ray.spans import SpanBook, SpanRecord
 from lousho_ray.subagents import ChildOutcome, ChildRun
 
 SUBMIT_TIMEOUT_S = 120.0
@@ -124,7 +125,7 @@ class WorkerClient:
 
     async def run(self, shipment: Shipment, child: ChildRun, emitter: Emitter, abort: AbortSignal) -> ChildOutcome:
         """Runs a child on this worker. A lost worker is an outcome with an `ActorLostError`."""
-        running = self._children[child.run_id] = _Child(emitter)
+        running = self._children[child.run_id] = _Child(emitter, child.trace.parent_id)
         loop = asyncio.get_running_loop()
 
         def stop(reason: AbortReason) -> None:
@@ -216,7 +217,9 @@ class WorkerClient:
             child = self._children.get(report.run_id)
             if child is None:
                 continue
-            if report.event is not None:
+            if isinstance(report.event, SpanRecord):
+                child.take_span(report.event)
+            elif report.event is not None:
                 child.emitter.forward((report.event,))
             if report.outcome is not None:
                 self._end(report.run_id, report.outcome)
@@ -224,6 +227,8 @@ class WorkerClient:
     def _lose(self, run_ids: Sequence[str], error: Exception) -> None:
         """A lost child is never run again by itself: what it did before is unknown."""
         for run_id in run_ids:
+            if (child := self._children.get(run_id)) is not None and child.spans is not None:
+                child.spans.lose("RayActorError", message_of(error))
             self._end(run_id, ChildOutcome.failed(error))
         self._tell_to_stop(run_ids, AbortReason.of("The process that started this sub-agent has given it up."))
         self.answers, self._answered_at = False, float("-inf")
@@ -242,11 +247,16 @@ class WorkerClient:
 class _Child:
     """A child that runs on a worker. `life` is the life it was started in; `stopped` says why it is to stop."""
 
-    def __init__(self, emitter: Emitter) -> None:
+    def __init__(self, emitter: Emitter, parent_span_id: str | None) -> None:
         self.emitter = emitter
+        self.spans = None if emitter.spans is None else SpanBook(emitter.spans, parent_span_id)
         self.life: str | None = None
         self.stopped: AbortReason | None = None
         self.outcome: asyncio.Future[ChildOutcome] = asyncio.get_running_loop().create_future()
+
+    def take_span(self, record: SpanRecord) -> None:
+        if self.spans is not None:
+            self.spans.take(record)
 
 
 _WHAT = "The worker of this sub-agent"

@@ -39,6 +39,7 @@ from lousho_ray.ports import ApprovalStore, Observer
 from lousho_ray.run_forks import RunFork, fork_run
 from lousho_ray.session import TURN_POLICIES, ResumeRequest, SessionLink, TurnRequest
 from lousho_ray.session_handle import Session
+from lousho_ray.spans import SpanBook
 from lousho_ray.stores.memory import InMemoryApprovalStore, MemorySessionStore
 from lousho_ray.stores.parts import check_part, part_of
 from lousho_ray.subagents import Spawner, open_with_subagents
@@ -301,9 +302,11 @@ class Agent(Generic[T]):
         *,
         observed: bool,
     ) -> ExecutionResult[T]:
-        emitter = Emitter(Stamp(turn.run_id), sinks, drain=turn.log.drain if observed else None)
+        trace, exporter = self._definition.trace(), self._definition.exporter
+        spans = None if exporter is None else SpanBook(exporter)
+        emitter = Emitter(Stamp(turn.run_id), sinks, drain=turn.log.drain if observed else None, spans=spans)
         facts = RunFacts(self.name, None, call.principal, call.metadata)
-        context = RunContext(turn.run_id, messages, emitter, turn.signal, inbox=turn.inbox, call=call)
+        context = RunContext(turn.run_id, messages, emitter, turn.signal, inbox=turn.inbox, call=call, trace=trace)
         context.pauses = StoredPauses(self._approval_store, facts, self._definition)
         context.approve_in_code, context.started = not observed, turn.called_at
         try:

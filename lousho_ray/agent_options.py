@@ -20,6 +20,7 @@ from lousho_ray.options import (
 )
 from lousho_ray.permissions import PermissionMode, PermissionRule
 from lousho_ray.ports import AgentStore, ApprovalStore, Limiter, LLMProvider, SessionStore
+from lousho_ray.spans import TraceExporter
 
 if TYPE_CHECKING:
     from lousho_ray.agent import Agent
@@ -74,4 +75,7 @@ class CreateAgentOptions(TypedDict, total=False):
     spill_tool_results: bool
     on_event: Callable[[Event], None]
     on_run_end: Callable[[ExecutionResult[Any] | None, BaseException | None], object]
+    exporter: TraceExporter
+    capture_content: bool
+    redact_content: bool
     runtime: Literal["local", "ray"]

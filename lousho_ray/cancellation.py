@@ -44,6 +44,10 @@ class AbortReason:
         return {"name": self.name, "message": self.message}
 
 
+class Detour(Exception):  # noqa: N818 - control flow inside a run, never shown to a user
+    """Raised inside a run to change its course: nothing has failed."""
+
+
 class Aborted(Exception):  # noqa: N818 - control flow inside a run, never shown to a user
     """Raised by `AbortSignal.guard` and `raise_if_aborted`."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any, TypeVar, Unpack, cast, overload
 from lousho_ray.agent import Agent, RuntimeName
 from lousho_ray.agent_options import CreateAgentOptions
 from lousho_ray.context.compaction import check_compaction
+from lousho_ray.create_provider import provider_options
 from lousho_ray.definition import DEFAULT_INSTRUCTIONS, AgentDefinition
 from lousho_ray.errors import ConfigurationError, mask_secrets
 from lousho_ray.hosted_tools import HostedTool
@@ -33,14 +33,13 @@ from lousho_ray.options import (
     Limits,
     ModelSettings,
     ProjectInstructionsOptions,
-    Retry,
     parse_options,
     parse_reasoning,
     parse_switch,
 )
 from lousho_ray.permissions import check_mode, check_rules
-from lousho_ray.ports import LLMProvider
 from lousho_ray.project_instructions import load_project_instructions
+from lousho_ray.spans import check_exporter
 from lousho_ray.stores.parts import check_store
 from lousho_ray.tools.question import ask_question_tool
 from lousho_ray.tools.registry import AnyTool, collect_all_tools
@@ -119,6 +118,10 @@ def create_agent(*, output: Any = None, **options: Any) -> Agent[Any]:
         on_event: Called with every event of the agent's runs.
         on_run_end: `fn(result, error)`, called once at the end of every run, with the result or with the error that it raised
             (`error.usage` says what had been spent). Runs of sub-agents are part of their lead's.
+        exporter: A `TraceExporter`: gets the spans of every run, also of its sub-agents and of what runs on other machines.
+        capture_content: Whether spans hold messages, arguments and results (`False`, unless the environment turns it on:
+            `OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=true`).
+        redact_content: `False` puts them under their deprecated names, too, and arguments into `permission.decision` (`True`).
         runtime: `"ray"` (default) or `"local"`, else `LOUSHO_RUNTIME`. Ray is only started by the first actor.
 
     Raises:
@@ -173,7 +176,10 @@ def create_agent(*, output: Any = None, **options: Any) -> Agent[Any]:
         on_event=_listener(given.get("on_event"), "on_event"),
         on_run_end=_listener(given.get("on_run_end"), "on_run_end"),
         on_ray=runtime == "ray",
-        **_providers(given),
+        exporter=check_exporter(given["exporter"]) if "exporter" in given else None,
+        capture_content=check_bool(given["capture_content"], "capture_content") if "capture_content" in given else None,
+        redact_content=check_bool(given.get("redact_content", True), "redact_content"),
+        **provider_options(given),
     )
     shown = {**given, "output": output} if output is not None else given
     return Agent(definition, runtime, MappingProxyType({key: _shown(shown[key]) for key in shown}))
@@ -190,79 +196,6 @@ def _shown(value: Any) -> Any:
     if isinstance(value, Mapping):
         return MappingProxyType({key: _shown(item) for key, item in value.items()})
     return tuple(_shown(item) for item in value) if isinstance(value, list | tuple) else value
-
-
-def _providers(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The provider with its retries and fallbacks, and how to make one for a model string that a function returns."""
-    from lousho_ray.providers.resolve import resolve_from_environment
-    from lousho_ray.providers.wrapper import check_provider
-
-    retry = given.get("retry")
-    if retry is not None and retry is not False:
-        retry = parse_options(Retry, retry, field="retry")
-    fallbacks = _fallbacks(given.get("fallback_models", ()), retry)
-    if "provider" in given:
-        return {"provider": _with_fallbacks(_retried(check_provider(given["provider"]), retry), fallbacks)}
-    model = given.get("model")
-    if callable(model):
-        return {"provider": None, "provider_for": functools.partial(_provider_for, retry=retry, fallbacks=fallbacks)}
-    if model is None:
-        provider = _always_retried(resolve_from_environment(caller="create_agent"), retry)
-    else:
-        provider = _resolved(model, retry)
-    return {"provider": _with_fallbacks(provider, fallbacks)}
-
-
-def _provider_for(spec: str, *, retry: Any, fallbacks: Sequence[LLMProvider]) -> LLMProvider:
-    return _with_fallbacks(_resolved(spec, retry), fallbacks)
-
-
-def _retried(provider: LLMProvider, retry: Any) -> LLMProvider:
-    """Puts the one retry layer around a provider that was passed in: asked for, or by default around the built-in ones."""
-    from lousho_ray.providers.base import HTTPProvider
-    from lousho_ray.providers.retry import RetryProvider, with_retry
-
-    if retry is False or (retry is None and not isinstance(provider, HTTPProvider)):
-        return provider
-    if isinstance(provider, RetryProvider):
-        return with_retry(provider.inner, retry)  # in place of its own: two layers would multiply the attempts
-    return with_retry(provider, retry if retry is not None else {"max_retries": getattr(provider, "max_retries", 2)})
-
-
-def _resolved(spec: str, retry: Any) -> LLMProvider:
-    """The provider of a model string, with two retries by default."""
-    from lousho_ray.providers.resolve import resolve_provider
-
-    return _always_retried(resolve_provider(spec, caller="create_agent"), retry)
-
-
-def _always_retried(provider: LLMProvider, retry: Any) -> LLMProvider:
-    from lousho_ray.providers.retry import with_retry
-
-    return provider if retry is False else with_retry(provider, retry)
-
-
-def _fallbacks(models: Any, retry: Any) -> tuple[LLMProvider, ...]:
-    from lousho_ray.providers.wrapper import check_provider
-
-    if isinstance(models, str) or not isinstance(models, Sequence):
-        raise ConfigurationError(
-            "fallback_models must be a list of 'provider/model' strings, for example ['anthropic/claude-haiku-4-5'].",
-            field="fallback_models",
-        )
-    found = []
-    for model in models:
-        if isinstance(model, str):
-            found.append(_resolved(model, retry))
-        else:
-            found.append(_retried(check_provider(model, "fallback_models"), retry))
-    return tuple(found)
-
-
-def _with_fallbacks(provider: LLMProvider, fallbacks: Sequence[LLMProvider]) -> LLMProvider:
-    from lousho_ray.providers.fallback import with_fallback
-
-    return with_fallback([provider, *fallbacks]) if fallbacks else provider
 
 
 def _instructions(given: Mapping[str, Any]) -> Any:

@@ -5,6 +5,7 @@ travels to other processes (cloudpickle): providers as configuration, limiters a
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -15,9 +16,13 @@ from lousho_ray.loop.output import OutputContract
 from lousho_ray.options import Compaction, Limits, ModelSettings
 from lousho_ray.permissions import PermissionRule
 from lousho_ray.ports import LLMProvider, Reasoning
+from lousho_ray.spans import TraceContext, TraceExporter, is_worker_local
 from lousho_ray.tools.registry import AnyTool
 
 DEFAULT_INSTRUCTIONS = "You are a helpful assistant."
+
+CAPTURE_VARIABLE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
+"""The environment variable that turns `capture_content` on where the option is not given: `true`, in any case."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,9 @@ class AgentDefinition:
     store: Any = None
     on_event: Callable[[Any], None] | None = None
     on_run_end: Callable[[Any, BaseException | None], object] | None = None
+    exporter: TraceExporter | None = None
+    capture_content: bool | None = None
+    redact_content: bool = True
 
     @functools.cached_property
     def fingerprint(self) -> Mapping[str, Any]:
@@ -98,6 +106,13 @@ class AgentDefinition:
         subagents = {name: child.placed(on_ray=on_ray) for name, child in self.subagents.items()}
         return replace(self, on_ray=on_ray, subagents=subagents)
 
+    def trace(self) -> TraceContext:
+        """How a run of this agent that begins now is traced."""
+        capture = self.capture_content
+        if capture is None:
+            capture = os.environ.get(CAPTURE_VARIABLE, "").lower() == "true"
+        return TraceContext(self.exporter is not None, capture, self.redact_content)
+
     def portable(self) -> AgentDefinition:
         """The part that runs elsewhere: observers stay with the caller, stores are reached by reference."""
         children = {name: child.portable() for name, child in self.subagents.items()}
@@ -107,6 +122,7 @@ class AgentDefinition:
             on_run_end=None,
             on_permission_decision=None,
             on_permission_mode_change=None,
+            exporter=self.exporter if self.exporter is not None and is_worker_local(self.exporter) else None,
             store=None,
             subagents=children,
         )

@@ -30,7 +30,7 @@ from lousho_ray.session_host import SessionHost
 from lousho_ray.stores.entries import turn_key
 from lousho_ray.subagents import Spawner
 from lousho_ray.turn_lease import TurnLease
-from lousho_ray.turn_start import reported, run_emitter
+from lousho_ray.turn_start import begin_turn, reported
 from lousho_ray.turns import Place, TurnLine
 
 
@@ -61,7 +61,7 @@ class RunLink:
         """Starts a run. Its result raises `LOUSHO_SESSION_BUSY` while another one of this id is going on; a decision waits for it,
         to find that somebody else was first."""
         turn = LocalRun(request.run_id)
-        emitter = run_emitter(turn, observers, observed=request.observed)
+        emitter = begin_turn(turn, request, self._definition, observers)
         if self._line.idle or isinstance(request, DecisionRequest):
             turn.start(self._run(turn, self._line.enter(turn), request, emitter))
         else:
@@ -87,7 +87,6 @@ class RunHost(SessionHost):
 
     async def run(self, turn: LocalRun, place: Place[LocalRun], request: Request, emitter: Emitter) -> Any:
         """The run that a request asks for, when it is its turn."""
-        self._set_mode(turn, request)
 
         def body(lease: TurnLease) -> Awaitable[Any]:
             if isinstance(request, TurnRequest):

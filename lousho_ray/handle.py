@@ -19,6 +19,7 @@ from lousho_ray.loop.input import as_messages
 from lousho_ray.loop.result import ExecutionResult
 from lousho_ray.messages import ContentPart, Message
 from lousho_ray.permissions import ModeCell
+from lousho_ray.spans import TraceContext
 
 T = TypeVar("T")
 
@@ -166,9 +167,10 @@ class LocalRun:
     def __init__(self, run_id: str, *, abort: AbortSignal | None = None) -> None:
         self.run_id = run_id
         self.called_at = SYSTEM_CLOCK.now()
-        self.log: EventLog[Event] = EventLog()
+        self.log: EventLog[Any] = EventLog()  # events, and records of spans whose exporter is in another process
         self.inbox = Inbox()
         self.mode = ModeCell()
+        self.trace = TraceContext()
         self.signal = abort if abort is not None else AbortSignal()
 
     def start(self, run: Coroutine[Any, Any, ExecutionResult[Any]]) -> None:

@@ -22,6 +22,7 @@ from lousho_ray.option_checks import UNSET
 from lousho_ray.options import Compaction
 from lousho_ray.ports import Observer
 from lousho_ray.session_compaction import SessionCompaction
+from lousho_ray.spans import TraceContext
 
 TurnPolicy = Literal["wait", "queue", "steer"]
 TURN_POLICIES: tuple[TurnPolicy, ...] = ("wait", "queue", "steer")
@@ -29,7 +30,10 @@ TURN_POLICIES: tuple[TurnPolicy, ...] = ("wait", "queue", "steer")
 
 @dataclass(frozen=True, slots=True)
 class TurnRequest:
-    """One `send()` / `stream()` of a session, as plain data. `mode` is the session's permission mode, `None`: the agent's."""
+    """One `send()` / `stream()` of a session, as plain data. `mode` is the session's permission mode, `None`: the agent's.
+
+    `trace` says how a turn is traced whose exporter is in another process.
+    """
 
     run_id: str
     input: tuple[Message, ...]
@@ -37,6 +41,7 @@ class TurnRequest:
     call: CallOptions = field(default_factory=CallOptions)
     observed: bool = False
     mode: Any = None
+    trace: TraceContext | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,7 @@ class DecisionRequest:
     observed: bool = False
     mode: Any = None
     principal: Any = None
+    trace: TraceContext | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,7 @@ class ResumeRequest:
     lost: str | None = None
     business_state: Any = UNSET
     mode: Any = None
+    trace: TraceContext | None = None
 
 
 Request = TurnRequest | DecisionRequest | ResumeRequest

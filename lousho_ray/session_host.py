@@ -44,7 +44,7 @@ from lousho_ray.session_records import SessionRecords
 from lousho_ray.stores.entries import turn_key, turn_length
 from lousho_ray.subagents import Spawner, open_with_subagents
 from lousho_ray.turn_lease import TurnLease, end_lease
-from lousho_ray.turn_start import joined_result, refuse_joining, reported, run_emitter, taken_by, unless_aborted
+from lousho_ray.turn_start import begin_turn, joined_result, refuse_joining, reported, taken_by, unless_aborted
 from lousho_ray.turns import Place, TurnLine
 
 T = TypeVar("T")
@@ -80,8 +80,7 @@ class SessionHost(SessionRecords):
     def start(self, request: Request, observers: Sequence[Observer] = ()) -> LocalRun:
         """Puts a request in line and returns its run. Must be called on the event loop that runs the session's turns."""
         turn = LocalRun(request.run_id)
-        self._set_mode(turn, request)
-        emitter = run_emitter(turn, observers, observed=request.observed)
+        emitter = begin_turn(turn, request, self._definition, observers)
         match request:
             case TurnRequest():
                 self._enter_or_join(turn, request, emitter)
@@ -93,13 +92,6 @@ class SessionHost(SessionRecords):
                 body = self._in_line(turn, place, emitter, lambda lease: self._finish_pending(turn, emitter, lease))
                 turn.start(self._after_death(request.lost, body))
         return turn
-
-    def _set_mode(self, turn: LocalRun, request: Request) -> None:
-        """The permission mode of a turn: that of its call for good, else the session's of the moment, else the agent's."""
-        if isinstance(request, TurnRequest) and request.call.permission_mode is not None:
-            turn.mode.fix(request.call.permission_mode)
-        else:
-            turn.mode.set(request.mode or self._definition.permission_mode)
 
     async def set_mode(self, mode: Any) -> None:
         """Switches the permission mode of the turns that run or wait, from their next tool call on."""
@@ -175,7 +167,8 @@ class SessionHost(SessionRecords):
     async def _new_turn(self, turn: LocalRun, request: TurnRequest, emitter: Emitter, lease: TurnLease) -> ExecutionResult[Any]:
         if self._parts.checkpoints is not None:
             left_behind = LocalRun(turn.run_id, abort=turn.signal)
-            silent = Emitter(Stamp(turn.run_id))
+            left_behind.trace = turn.trace
+            silent = Emitter(Stamp(turn.run_id), spans=emitter.spans)
             history = await reported(self._after_pending(left_behind, silent, lease), emitter)
         else:
             history = await reported(lease.load(), emitter)
@@ -392,6 +385,7 @@ class SessionHost(SessionRecords):
             abort=turn.signal,
             inbox=turn.inbox,
             mode=turn.mode,
+            trace=turn.trace,
             session_id=self._name,
             clock=self._clock,
             recorder=recorder,

@@ -31,6 +31,7 @@ from lousho_ray.loop.state import Ask, CallPaused, Decision, RunDeps, RunState
 from lousho_ray.messages import Message, user
 from lousho_ray.permissions import ModeCell, Permissions, mode_of_child
 from lousho_ray.ports import Ledger, Limiter, ToolContext
+from lousho_ray.spans import TraceContext
 from lousho_ray.tools.registry import AnyTool
 from lousho_ray.tools.results import encode_result
 from lousho_ray.tools.tool import define_tool
@@ -58,6 +59,7 @@ class ChildRun:
     approve_in_code: bool = True
     paused: Mapping[str, Any] | None = None
     decision: Decision | None = None
+    trace: TraceContext = field(default_factory=TraceContext)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +155,7 @@ async def run_child(
         permissions=Permissions(rules, definition.find(child.path).permissions),
         mode=ModeCell(child.mode),
         audited=definition.audited,
+        trace=child.trace,
     )
     pauses = ChildPauses()
     context.pauses = pauses if child.may_pause else None
@@ -320,6 +323,7 @@ class Delegation:
             mode=mode_of_child(deps.mode.now(), self._agent.subagents[name].permission_mode),
             may_pause=deps.pauses is not None,
             approve_in_code=context.approve_in_code,
+            trace=deps.trace.below(ctx.tool_call_id),
         )
 
 

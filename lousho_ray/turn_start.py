@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
 
 from lousho_ray.cancellation import Aborted
+from lousho_ray.definition import AgentDefinition
 from lousho_ray.errors import ConfigurationError, LoushoError
 from lousho_ray.handle import LocalRun
 from lousho_ray.ids import new_id
@@ -14,6 +15,8 @@ from lousho_ray.loop.emitter import Emitter, Stamp
 from lousho_ray.loop.inbox import QueuedInput
 from lousho_ray.loop.result import ExecutionResult
 from lousho_ray.ports import Observer
+from lousho_ray.session import Request, TurnRequest
+from lousho_ray.spans import SpanBook, SpanSender, TraceExporter
 
 T = TypeVar("T")
 
@@ -60,9 +63,25 @@ async def refuse_joining(option: str, session_id: str) -> ExecutionResult[Any]:
     )
 
 
-def run_emitter(turn: LocalRun, observers: Sequence[Observer], *, observed: bool) -> Emitter:
+def run_emitter(turn: LocalRun, observers: Sequence[Observer], *, observed: bool, spans: TraceExporter | None = None) -> Emitter:
+    """The emitter of a run; its spans are kept in a book of their own."""
     sinks = (*observers, turn.log.append) if observed else tuple(observers)
-    return Emitter(Stamp(turn.run_id), sinks, drain=turn.log.drain if observed else None)
+    book = None if spans is None else SpanBook(spans)
+    return Emitter(Stamp(turn.run_id), sinks, drain=turn.log.drain if observed else None, spans=book)
+
+
+def begin_turn(turn: LocalRun, request: Request, definition: AgentDefinition, observers: Sequence[Observer]) -> Emitter:
+    """Takes over what a request says of its turn: how it is traced, and its permission mode, which is that of the call for good,
+    else the session's of the moment, else the agent's. Returns the turn's emitter."""
+    if isinstance(request, TurnRequest) and request.call.permission_mode is not None:
+        turn.mode.fix(request.call.permission_mode)
+    else:
+        turn.mode.set(request.mode or definition.permission_mode)
+    turn.trace = request.trace or definition.trace()
+    spans: TraceExporter | None = definition.exporter
+    if spans is None and turn.trace.on:  # it is in the process that the request came from
+        spans = SpanSender(turn.log.append)
+    return run_emitter(turn, observers, observed=request.observed, spans=spans)
 
 
 async def reported(awaitable: Awaitable[T], emitter: Emitter) -> T:

@@ -244,7 +244,9 @@ class ToolBatch:
 
         try:
             on_partial = partial if self._deps.emitter.on else None
-            value = await call_tool(run.tool, run.arguments.value, ctx, on_partial, place=self._deps.place)
+            with self._deps.trace.tool(run.tool, call, run.arguments.plain, self._deps.abort) as span:
+                value = await call_tool(run.tool, run.arguments.value, ctx, on_partial, place=self._deps.place)
+                span.returned(value)
         except CallPaused as paused:
             await self._pause(index, paused.ask.seen_from(call, paused.name))
         except PropagatingToolError as error:

@@ -1,7 +1,8 @@
-"""The calls of a run: as its result lists them, answers for those that will not run, and the images that they brought."""
+"""The calls of a run: under ids of their own, as its result lists them, answers for those that will not run, their images."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,3 +56,32 @@ def _record_args(call: ToolCall, parsed: ParsedArguments | ToolArgumentsValidati
         return parse_object(call.arguments)
     except InvalidArguments:
         return replace_surrogates(call.arguments)
+
+
+def cut_off(calls: tuple[ToolCall, ...]) -> bool:
+    """Whether the last call's arguments stop in the middle: a reply that ran into its token limit."""
+    text = calls[-1].arguments.strip()
+    try:
+        json.loads(text or "{}")
+    except RecursionError:  # nested too deeply for us, but not cut off
+        return False
+    except ValueError:
+        return True
+    return False
+
+
+def unique(calls: tuple[ToolCall, ...], state: RunState) -> tuple[ToolCall, ...]:
+    """The calls under ids that no earlier call of the transcript or the run has: results are paired by id."""
+    if not calls:
+        return calls
+    taken = {call.id for message in state.messages if message.tool_calls for call in message.tool_calls}
+    taken.update(record.id for record in state.tool_calls)  # of turns that are in a summary now
+    renamed: list[ToolCall] = []
+    for call in calls:
+        name, number = call.id or "call", 1
+        while not name or name in taken:
+            number += 1
+            name = f"{call.id or 'call'}_{number}"
+        taken.add(name)
+        renamed.append(call if name == call.id else ToolCall(name, call.name, call.arguments))
+    return tuple(renamed)

@@ -70,6 +70,8 @@ def freeze(state: RunState) -> dict[str, Any]:
         data["runConfig"] = {"model": state.model}
     if state.ran_ms:
         data["ranMs"] = state.ran_ms
+    if state.trace_id is not None:
+        data["traceId"] = state.trace_id
     return data
 
 
@@ -98,6 +100,7 @@ def thaw(data: Mapping[str, Any], run_id: str) -> tuple[RunState, list[Message]]
         images={call_id: _images(message) for call_id, message in data.get("images", {}).items()},
         model=(data.get("runConfig") or {}).get("model"),
         ran_ms=data.get("ranMs", 0.0),
+        trace_id=data.get("traceId"),
     )
     return state, waiting
 

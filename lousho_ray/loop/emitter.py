@@ -14,6 +14,7 @@ from typing import Any
 from lousho_ray.clock import SYSTEM_CLOCK, Clock, timestamp
 from lousho_ray.events import ErrorEvent, ErrorInfo, Event, RunDone, RunStart, SubagentInfo
 from lousho_ray.ports import Observer
+from lousho_ray.spans import TraceExporter
 
 log = logging.getLogger("lousho_ray")
 
@@ -41,9 +42,12 @@ class Stamp:
 
 
 class Emitter:
-    """Builds events and hands them to the sinks. `on` is false when nobody listens: then `emit` does nothing."""
+    """Builds events and hands them to the sinks. `on` is false when nobody listens: then `emit` does nothing.
 
-    __slots__ = ("_drain", "_sinks", "_slow", "_stamp", "_subagent", "on")
+    `spans` gets the spans of the run and of its sub-agents, if anybody wants them.
+    """
+
+    __slots__ = ("_drain", "_sinks", "_slow", "_stamp", "_subagent", "on", "spans")
 
     def __init__(
         self,
@@ -52,7 +56,9 @@ class Emitter:
         *,
         drain: Drain | None = None,
         subagent: SubagentInfo | None = None,
+        spans: TraceExporter | None = None,
     ) -> None:
+        self.spans = spans
         self._stamp = stamp
         self._sinks = tuple(sinks)
         self._drain = drain
@@ -86,7 +92,7 @@ class Emitter:
 
     def child(self, subagent: SubagentInfo) -> Emitter:
         """The emitter of a sub-agent in this process."""
-        return Emitter(self._stamp, self._sinks, drain=self._drain, subagent=subagent)
+        return Emitter(self._stamp, self._sinks, drain=self._drain, subagent=subagent, spans=self.spans)
 
     async def drain(self) -> None:
         """Waits while a consumer that reads the stream is too far behind, and for sinks that take their time."""

@@ -1,4 +1,4 @@
-"""One model call of a step: the request, the streamed or whole reply, and its usage.
+"""One model call of a step: the streamed or whole reply, and its usage.
 
 Streaming changes only how the reply is obtained. The call runs in a task of its own, which an abort of the run or a steer ends.
 """
@@ -6,12 +6,12 @@ Streaming changes only how the reply is obtained. The call runs in a task of its
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from typing import Any, cast
+from typing import cast
 
-from lousho_ray.cancellation import Aborted, AbortSignal
+from lousho_ray.cancellation import Aborted, AbortSignal, Detour
 from lousho_ray.errors import ConfigurationError
 from lousho_ray.events import (
     Failure,
@@ -22,9 +22,9 @@ from lousho_ray.events import (
     ReasoningStart,
     TextDelta,
 )
-from lousho_ray.hosted_tools import LOOK_UP, HostedTool
 from lousho_ray.loop.hosted import HostedCalls, recorded
 from lousho_ray.loop.state import RunDeps, RunState
+from lousho_ray.loop.tracing import ChatSpan
 from lousho_ray.messages import Message, ReasoningBlock, ToolCall
 from lousho_ray.ports import (
     MODEL_FINISH_REASONS,
@@ -56,13 +56,13 @@ from lousho_ray.usage import ProviderUsage, Spend, StepUsage
 log = logging.getLogger("lousho_ray")
 
 
-class Steered(Exception):  # noqa: N818 - control flow: the call was cut short by `steer()`
+class Steered(Detour):
     """The model call was cut short so that new input can join first."""
 
 
 @dataclass(slots=True)
 class Reply:
-    """One model turn as the loop sees it."""
+    """One model turn as the loop sees it. `entry` and `spend` are what it used, once it is booked."""
 
     text: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
@@ -72,6 +72,9 @@ class Reply:
     reasoning: str = ""
     hosted: tuple[HostedToolCall, ...] = ()
     served_by: ServedBy | None = None
+    response_model: str | None = None
+    entry: StepUsage = field(init=False)
+    spend: Spend = field(init=False)
 
     @property
     def empty(self) -> bool:
@@ -88,49 +91,8 @@ class Reply:
         return Message("assistant", self.text, tool_calls=self.tool_calls, reasoning=kept, metadata=metadata)
 
 
-def _hosted(deps: RunDeps) -> tuple[HostedTool, ...]:
-    """The hosted tools of a request. Their calls cannot be refused one by one, so in plan mode only those that look up are sent."""
-    if not deps.hosted_tools or deps.mode.now() != "plan":
-        return deps.hosted_tools
-    return tuple(tool for tool in deps.hosted_tools if tool.type in LOOK_UP)
-
-
-def build_request(state: RunState, deps: RunDeps, *, with_tools: bool = True) -> GenerateOptions:
-    """The request of the next model call. A forced `tool_choice` holds until the run's first tool call, or it would never end."""
-    tools, hosted = (deps.definitions, _hosted(deps)) if with_tools else ((), ())
-    settings: Mapping[str, Any] = deps.settings
-    if "tool_choice" in settings and (
-        not (tools or hosted) or (state.tool_calls and settings["tool_choice"] not in ("auto", "none"))
-    ):
-        settings = {key: value for key, value in settings.items() if key != "tool_choice"}
-    messages = [message for message in state.messages if not _says_nothing(message)]
-    if deps.call_instructions is not None:
-        first = messages[0]
-        messages = [first.with_(content=f"{first.text}\n\n{deps.call_instructions}"), *messages[1:]]
-    return GenerateOptions(
-        messages=messages,
-        model=deps.model,
-        tools=tools,
-        hosted_tools=hosted,
-        response_format=None if deps.output is None else deps.output.response_format,
-        reasoning=deps.reasoning,
-        prompt_caching=deps.prompt_caching,
-        settings=settings,
-        abort=deps.abort,
-    )
-
-
-def _says_nothing(message: Message) -> bool:
-    """Whether it is an assistant turn without text and calls, like one of hosted calls alone: nothing that a model could be sent,
-    and what many APIs refuse."""
-    if message.role != "assistant" or message.tool_calls:
-        return False
-    text = message.text
-    return not text or text.isspace()  # looks no further than the first letter: every request asks this of the whole history
-
-
-async def call_model(request: GenerateOptions, deps: RunDeps, state: RunState) -> Reply:
-    """Makes one model call. What breaks off, the call or an attempt at it, is booked with what its server had told of its usage.
+async def call_model(request: GenerateOptions, deps: RunDeps, state: RunState, chat: ChatSpan) -> Reply:
+    """Makes one model call and books it. What breaks off, the call or an attempt at it, is booked with what its server had told.
 
     Raises:
         Aborted: The run was stopped.
@@ -138,13 +100,16 @@ async def call_model(request: GenerateOptions, deps: RunDeps, state: RunState) -
         Exception: Whatever the provider raised, raw; the loop turns it into a provider error.
     """
     stop = AbortSignal()
-    call = _ModelCall(deps, stop)
+    call = _ModelCall(deps, stop, chat)
     request = replace(request, notify=call.notice)
     unfollow = stop.follow(deps.abort)
     deps.inbox.watch(stop)
     try:
         reply = await stop.guard(call.stream(request) if deps.stream else call.generate(request))
         await _book_attempts(state, call, deps)
+        reply.entry, reply.spend = _book_reply(state, request, reply, deps)
+        chat.booked(reply.entry)
+        chat.reply(reply)
         return reply
     except Exception as error:
         await _book_attempts(state, call, deps)
@@ -158,7 +123,7 @@ async def call_model(request: GenerateOptions, deps: RunDeps, state: RunState) -
         unfollow()
 
 
-def book_usage(state: RunState, request: GenerateOptions, reply: Reply, deps: RunDeps) -> tuple[StepUsage, Spend]:
+def _book_reply(state: RunState, request: GenerateOptions, reply: Reply, deps: RunDeps) -> tuple[StepUsage, Spend]:
     """Adds a finished call to the run's usage; a call without reported usage is estimated and marked so."""
     used, estimated = reply.usage, reply.usage is None
     if used is None:
@@ -171,7 +136,8 @@ async def _book_attempts(state: RunState, call: _ModelCall, deps: RunDeps) -> No
     spent, call.spent = call.spent, []
     for number, failed in enumerate(spent, 1):
         reply = Reply(served_by=ServedBy("", failed.model))
-        _, spend = _book(state, reply, failed.usage, deps, estimated=True)
+        entry, spend = _book(state, reply, failed.usage, deps, estimated=True)
+        call.chat.booked(entry)
         await deps.budget.report(f"step-{state.steps}-attempt-{number}", spend, state.usage.spend)
 
 
@@ -182,7 +148,8 @@ async def _book_broken(state: RunState, call: _ModelCall, deps: RunDeps) -> None
         return
     came = Reply("".join(call.text), tuple(call.calls), served_by=ServedBy("", call.asked))
     used = replace(told, completion_tokens=max(told.completion_tokens, _reply_tokens(came)))
-    _, spend = _book(state, came, used, deps, estimated=True)
+    entry, spend = _book(state, came, used, deps, estimated=True)
+    call.chat.booked(entry)
     await deps.budget.report(f"step-{state.steps}", spend, state.usage.spend)
 
 
@@ -214,6 +181,7 @@ class _ModelCall:
 
     deps: RunDeps
     stop: AbortSignal
+    chat: ChatSpan
     text: list[str] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
     thinking: list[str] | None = None
@@ -259,6 +227,7 @@ class _ModelCall:
             "\n\n".join(block.text for block in result.reasoning if block.text),
             result.hosted_tool_calls,
             result.served_by,
+            result.response_model,
         )
 
     async def stream(self, request: GenerateOptions) -> Reply:
@@ -288,6 +257,7 @@ class _ModelCall:
             "\n\n".join(thought for thought in self.thoughts if thought),
             tuple(self.hosted.values()),
             self.finish.served_by,
+            self.finish.response_model,
         )
 
     def _take(self, chunk: Chunk) -> None:
@@ -345,6 +315,7 @@ class _ModelCall:
     def notice(self, notice: ProviderNotice) -> None:
         """A retry or fallback: what the failed attempt thought is closed and is no part of the reply."""
         emitter = self.deps.emitter
+        self.chat.notice(notice)
         if isinstance(notice, RetryNotice | FallbackNotice) and notice.spent is not None:
             self.spent.append(notice.spent)
         if isinstance(notice, FallbackNotice):

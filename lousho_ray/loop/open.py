@@ -22,6 +22,7 @@ from lousho_ray.loop.hooks import HookChain
 from lousho_ray.loop.inbox import Inbox
 from lousho_ray.loop.result import ExecutionResult
 from lousho_ray.loop.state import Decision, Pauses, ResolvedApproval, RunDeps, RunState, StateRecorder
+from lousho_ray.loop.tracing import RunTrace
 from lousho_ray.messages import Message, system
 from lousho_ray.option_checks import UNSET
 from lousho_ray.options import ModelSettings, merge_settings
@@ -30,6 +31,7 @@ from lousho_ray.ports import GenerateOptions, GenerateResult, Ledger, Limiter, L
 from lousho_ray.providers.interception import intercepted, replays
 from lousho_ray.providers.limited import with_rate_limit
 from lousho_ray.providers.wrapper import can_stream, enforces
+from lousho_ray.spans import TraceContext
 from lousho_ray.tools.execute import Place
 from lousho_ray.tools.registry import AnyTool, ToolRegistry, check_hosted_names, collect_all_tools
 from lousho_ray.tools.spill import READ_RESULT, KeptResults, read_result_tool
@@ -92,6 +94,7 @@ class RunContext:
     audited: bool = False
     started: float | None = None
     spent_before: Spend = NOTHING
+    trace: TraceContext = field(default_factory=TraceContext)
     clock: Clock = SYSTEM_CLOCK
 
 
@@ -197,6 +200,13 @@ async def open_run(
         services=services,
         place=_place(definition, tools),
         commit=context.commit,
+        trace=RunTrace(
+            context.emitter.spans,
+            context.trace,
+            agent_name=definition.name,
+            provider_name=provider.name,
+            session_id=context.session_id,
+        ),
         clock=context.clock,
     )
     return state, deps

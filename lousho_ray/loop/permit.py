@@ -122,7 +122,7 @@ async def report(
         decision=decision,
         at=timestamp(deps.clock.wall()),
         rule=None if match is None else match.to_dict(),
-        args=parsed.plain,
+        args=None if deps.trace.context.redact_content else parsed.plain,
         mode=mode if by_mode else None,
         reason=reason,
         hook=hook,

@@ -1,26 +1,78 @@
-"""The request of a step as the hooks leave it, and what hooks may do meanwhile: report a compaction, make a side model call."""
+"""The request of a step, also as the hooks leave it, and what hooks may do meanwhile: report a compaction, call a model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from lousho_ray.errors import ConfigurationError
 from lousho_ray.events import CompactionDone, CompactionStart
+from lousho_ray.hosted_tools import LOOK_UP, HostedTool
 from lousho_ray.ids import new_id
 from lousho_ray.loop.hooks import HookContext
-from lousho_ray.loop.model import build_request, warn_unpriced
+from lousho_ray.loop.model import Reply, warn_unpriced
 from lousho_ray.loop.reserve import reserve
 from lousho_ray.loop.state import RunDeps, RunState
+from lousho_ray.loop.tracing import ChatSpan
 from lousho_ray.messages import Message, assistant
-from lousho_ray.ports import FailedUsage, FallbackNotice, GenerateOptions, GenerateResult, LLMProvider, ProviderNotice, RetryNotice
+from lousho_ray.ports import (
+    FailedUsage,
+    FallbackNotice,
+    FinishReason,
+    GenerateOptions,
+    GenerateResult,
+    LLMProvider,
+    ProviderNotice,
+    RetryNotice,
+)
 from lousho_ray.providers.failures import failed_usage, to_provider_error
 from lousho_ray.providers.interception import intercepted
 from lousho_ray.providers.limited import with_rate_limit
 from lousho_ray.providers.metering import Metered, meter, priced
 from lousho_ray.usage import StepUsage
+
+
+def _hosted(deps: RunDeps) -> tuple[HostedTool, ...]:
+    """The hosted tools of a request. Their calls cannot be refused one by one, so in plan mode only those that look up are sent."""
+    if not deps.hosted_tools or deps.mode.now() != "plan":
+        return deps.hosted_tools
+    return tuple(tool for tool in deps.hosted_tools if tool.type in LOOK_UP)
+
+
+def build_request(state: RunState, deps: RunDeps, *, with_tools: bool = True) -> GenerateOptions:
+    """The request of the next model call. A forced `tool_choice` holds until the run's first tool call, or it would never end."""
+    tools, hosted = (deps.definitions, _hosted(deps)) if with_tools else ((), ())
+    settings: Mapping[str, Any] = deps.settings
+    if "tool_choice" in settings and (
+        not (tools or hosted) or (state.tool_calls and settings["tool_choice"] not in ("auto", "none"))
+    ):
+        settings = {key: value for key, value in settings.items() if key != "tool_choice"}
+    messages = [message for message in state.messages if not _says_nothing(message)]
+    if deps.call_instructions is not None:
+        first = messages[0]
+        messages = [first.with_(content=f"{first.text}\n\n{deps.call_instructions}"), *messages[1:]]
+    return GenerateOptions(
+        messages=messages,
+        model=deps.model,
+        tools=tools,
+        hosted_tools=hosted,
+        response_format=None if deps.output is None else deps.output.response_format,
+        reasoning=deps.reasoning,
+        prompt_caching=deps.prompt_caching,
+        settings=settings,
+        abort=deps.abort,
+    )
+
+
+def _says_nothing(message: Message) -> bool:
+    """Whether it is an assistant turn without text and calls, like one of hosted calls alone: nothing that a model could be sent,
+    and what many APIs refuse."""
+    if message.role != "assistant" or message.tool_calls:
+        return False
+    text = message.text
+    return not text or text.isspace()  # looks no further than the first letter: every request asks this of the whole history
 
 
 async def prepare_request(state: RunState, deps: RunDeps, *, with_tools: bool = True) -> GenerateOptions:
@@ -101,14 +153,23 @@ async def side_call(
     await reserve(state, deps, provider, request, call_id)
     asked = provider if provider is deps.provider else intercepted(provider)
     limited = with_rate_limit(asked, deps.limiters) if deps.limiters else asked
+    with deps.trace.chat(request, provider, purpose) as chat:
+        return await _metered(state, deps, limited, request, purpose, call_id, chat)
+
+
+async def _metered(
+    state: RunState, deps: RunDeps, provider: LLMProvider, request: GenerateOptions, purpose: str, call_id: str, chat: ChatSpan
+) -> GenerateResult:
+    """Makes a side call and books what it and its failed attempts used."""
     failed: list[FailedUsage] = []
 
     def note(notice: ProviderNotice) -> None:
+        chat.notice(notice)
         if isinstance(notice, RetryNotice | FallbackNotice) and notice.spent is not None:
             failed.append(notice.spent)
 
     try:
-        result = await deps.abort.guard(limited.generate(replace(request, abort=deps.abort, notify=note)))
+        result = await deps.abort.guard(provider.generate(replace(request, abort=deps.abort, notify=note)))
     except Exception as error:
         await deps.budget.release(call_id)
         model = request.model or provider.default_model
@@ -121,13 +182,20 @@ async def side_call(
     finally:
         for number, attempt in enumerate(failed, 1):
             figures = priced(attempt.model or "unknown", attempt.usage, estimated=True)
-            await _book_side(state, deps, figures, purpose, f"{call_id}-attempt-{number}")
+            chat.booked(await _book_side(state, deps, figures, purpose, f"{call_id}-attempt-{number}"))
     figures = meter(provider, request, assistant(result.text, result.tool_calls), result.usage, result.served_by)
-    await _book_side(state, deps, figures, purpose, call_id)
+    chat.booked(await _book_side(state, deps, figures, purpose, call_id))
+    chat.reply(_as_reply(result))
     return result
 
 
-async def _book_side(state: RunState, deps: RunDeps, figures: Metered, purpose: str, call_id: str) -> None:
+def _as_reply(result: GenerateResult) -> Reply:
+    reply = Reply(result.text, result.tool_calls, hosted=result.hosted_tool_calls, served_by=result.served_by)
+    reply.finish_reason, reply.response_model = cast("FinishReason", result.finish_reason), result.response_model
+    return reply
+
+
+async def _book_side(state: RunState, deps: RunDeps, figures: Metered, purpose: str, call_id: str) -> StepUsage:
     if figures.cost is None and state.usage.cost is not None and deps.budget.limits_cost:
         warn_unpriced(figures.model)
     figures.add_to(state.usage)
@@ -135,3 +203,4 @@ async def _book_side(state: RunState, deps: RunDeps, figures: Metered, purpose: 
     entry = StepUsage(state.steps, figures.model, figures.usage, figures.estimated, cost_usd, purpose)
     state.step_usage.append(entry)
     await deps.budget.report(call_id, figures.spend, state.usage.spend)
+    return entry

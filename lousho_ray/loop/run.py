@@ -27,18 +27,18 @@ from lousho_ray.events import (
     TextDone,
 )
 from lousho_ray.loop.batch import ToolBatch
-from lousho_ray.loop.calls import cancel_calls, show_images
+from lousho_ray.loop.calls import cancel_calls, cut_off, show_images, unique
 from lousho_ray.loop.ending import attach_usage, report_budget, report_decision, run_result
-from lousho_ray.loop.model import Reply, Steered, book_usage, call_model
+from lousho_ray.loop.model import Reply, Steered, call_model
 from lousho_ray.loop.output import OutputContext, Valid
 from lousho_ray.loop.requests import hook_context, prepare_request
 from lousho_ray.loop.reserve import Refused, reserve
 from lousho_ray.loop.result import ExecutionResult
 from lousho_ray.loop.state import CONTINUE, Ask, Continue, Finish, Pause, RunDeps, RunState, StepOutcome
-from lousho_ray.messages import Message, ToolCall, unanswered_calls, user
+from lousho_ray.messages import Message, unanswered_calls, user
 from lousho_ray.ports import GenerateOptions
 from lousho_ray.providers.failures import to_provider_error
-from lousho_ray.usage import Spend, StepUsage
+from lousho_ray.usage import StepUsage
 
 EMPTY_REPLY = "[empty-reply]"
 """How the user message begins that asks again after a reply without text and calls."""
@@ -52,6 +52,13 @@ async def run(state: RunState, deps: RunDeps) -> ExecutionResult[Any]:
         BudgetExceededError: A limit tripped and `limits.on_exceeded` is `"throw"`.
         Exception: What a hook, a store or a `PropagatingToolError` raised.
     """
+    with deps.trace.run(state) as span:
+        result = await _run(state, deps)
+        span.ended(result)
+    return result
+
+
+async def _run(state: RunState, deps: RunDeps) -> ExecutionResult[Any]:
     emitter = deps.emitter
     disarm = deps.budget.arm(deps.abort)
     try:
@@ -112,10 +119,10 @@ async def step(state: RunState, deps: RunDeps) -> StepOutcome:
             reply = await _call(state, deps, request)
             if not isinstance(reply, Reply):
                 return reply
-            entry, spend = await _book(state, deps, request, reply)
+            await _take(state, deps, request, reply)
             if reply.tool_calls:
-                return await _run_tools(state, deps, reply, entry, spend)
-            return await _final_reply(state, deps, reply, entry, spend)
+                return await _run_tools(state, deps, reply)
+            return await _final_reply(state, deps, reply)
         except Aborted:  # while a hook or a validator ran
             return _step_done(state, deps, "aborted", _aborted(deps), _booked(state))
         except Refused as refused:
@@ -144,7 +151,8 @@ async def _call(state: RunState, deps: RunDeps, request: GenerateOptions) -> Rep
     call_id = f"step-{state.steps}"
     try:
         await reserve(state, deps, deps.provider, request, call_id)
-        return await call_model(request, deps, state)
+        with deps.trace.chat(request, deps.provider) as chat:
+            return await call_model(request, deps, state, chat)
     except Steered:
         await deps.budget.release(call_id)
         return _step_done(state, deps, "steered", CONTINUE, _booked(state))
@@ -159,24 +167,22 @@ async def _call(state: RunState, deps: RunDeps, request: GenerateOptions) -> Rep
         raise final from error
 
 
-async def _book(state: RunState, deps: RunDeps, request: GenerateOptions, reply: Reply) -> tuple[StepUsage, Spend]:
-    """Takes a reply into the run: its usage, its message, its text."""
-    entry, spend = book_usage(state, request, reply, deps)
+async def _take(state: RunState, deps: RunDeps, request: GenerateOptions, reply: Reply) -> None:
+    """Takes a reply into the run: its message, its text."""
     if deps.hooks.around_generate:
         await deps.abort.guard(deps.hooks.post_generate(hook_context(state, deps, request), reply))
     if reply.reasoning:
         state.reasoning.append(reply.reasoning)
-    reply.tool_calls = _unique(reply.tool_calls, state)
+    reply.tool_calls = unique(reply.tool_calls, state)
     if not reply.empty:  # servers refuse a conversation with an empty turn; one of hosted calls alone is kept and never sent
         state.messages.append(reply.message())
     if reply.text:
         deps.emitter.emit(TextDone, text=reply.text)
-    return entry, spend
 
 
-async def _final_reply(state: RunState, deps: RunDeps, reply: Reply, entry: StepUsage, spend: Spend) -> StepOutcome:
+async def _final_reply(state: RunState, deps: RunDeps, reply: Reply) -> StepOutcome:
     """A reply without tool calls ends the run, unless input came while it was written and a step is left."""
-    await deps.budget.report(f"step-{state.steps}", spend, state.usage.spend)
+    await deps.budget.report(f"step-{state.steps}", reply.spend, state.usage.spend)
     outcome: StepOutcome
     if deps.inbox.waiting and await _may_step(state, deps) is None:
         outcome = CONTINUE
@@ -184,7 +190,7 @@ async def _final_reply(state: RunState, deps: RunDeps, reply: Reply, entry: Step
         outcome = _ask_again(state, deps)
     else:
         outcome = await _checked(state, deps, reply)
-    return _step_done(state, deps, reply.finish_reason, outcome, entry)
+    return _step_done(state, deps, reply.finish_reason, outcome, reply.entry)
 
 
 def _ask_again(state: RunState, deps: RunDeps) -> StepOutcome:
@@ -229,15 +235,15 @@ async def _force_answer(state: RunState, deps: RunDeps, outcome: StepOutcome) ->
             called = await _call(state, deps, request)
             if not isinstance(called, Reply):
                 return outcome if isinstance(called, Continue) else called
-            entry, spend = await _book(state, deps, request, called)
+            await _take(state, deps, request, called)
             cancel_calls(called.tool_calls, state, "The call was not run: no steps are left.")
-            await deps.budget.report(f"step-{state.steps}", spend, state.usage.spend)
+            await deps.budget.report(f"step-{state.steps}", called.spend, state.usage.spend)
             checked = await deps.abort.guard(deps.output.check(called.text, _output_context(state)))
         except Aborted:  # while a hook or a validator ran
             return _step_done(state, deps, "aborted", _aborted(deps), _booked(state))
         except Refused:
             return _step_done(state, deps, "budget-exceeded", outcome)
-        return _step_done(state, deps, called.finish_reason, replace(outcome, text=called.text, output=checked), entry)
+        return _step_done(state, deps, called.finish_reason, replace(outcome, text=called.text, output=checked), called.entry)
 
 
 def _out_of_steps(stop: Finish) -> bool:
@@ -246,13 +252,14 @@ def _out_of_steps(stop: Finish) -> bool:
     return stop.reason == "max-steps" or (budget is not None and budget.limit == "maxSteps" and budget.scope == "run")
 
 
-async def _run_tools(state: RunState, deps: RunDeps, reply: Reply, entry: StepUsage, spend: Spend) -> StepOutcome:
+async def _run_tools(state: RunState, deps: RunDeps, reply: Reply) -> StepOutcome:
+    entry = reply.entry
     deps.inbox.tools_begin()
-    breach = await deps.budget.after_tools_asked(f"step-{state.steps}", spend, state.usage.spend)
+    breach = await deps.budget.after_tools_asked(f"step-{state.steps}", reply.spend, state.usage.spend)
     if breach is not None:
         cancel_calls(reply.tool_calls, state, f"The call was cancelled before it ran: the {breach.limit} limit is reached.")
         return _step_done(state, deps, reply.finish_reason, Finish("budget-exceeded", reply.text, budget=breach), entry)
-    if reply.finish_reason == "content_filter" or (reply.finish_reason == "length" and _cut_off(reply.tool_calls)):
+    if reply.finish_reason == "content_filter" or (reply.finish_reason == "length" and cut_off(reply.tool_calls)):
         cancel_calls(reply.tool_calls, state, f"The call was not run: the reply ended with {reply.finish_reason!r}.")
         return _step_done(state, deps, reply.finish_reason, Finish(reply.finish_reason, reply.text), entry)
     state.last_text = reply.text
@@ -367,32 +374,3 @@ def _aborted(deps: RunDeps) -> Finish:
     if reason.deadline:
         return Finish("budget-exceeded", budget=deps.budget.deadline_breach())
     return Finish("aborted", abort_reason=reason.to_dict())
-
-
-def _cut_off(calls: tuple[ToolCall, ...]) -> bool:
-    """Whether the last call's arguments stop in the middle: a reply that ran into its token limit."""
-    text = calls[-1].arguments.strip()
-    try:
-        json.loads(text or "{}")
-    except RecursionError:  # nested too deeply for us, but not cut off
-        return False
-    except ValueError:
-        return True
-    return False
-
-
-def _unique(calls: tuple[ToolCall, ...], state: RunState) -> tuple[ToolCall, ...]:
-    """The calls under ids that no earlier call of the transcript or the run has: results are paired by id."""
-    if not calls:
-        return calls
-    taken = {call.id for message in state.messages if message.tool_calls for call in message.tool_calls}
-    taken.update(record.id for record in state.tool_calls)  # of turns that are in a summary now
-    renamed: list[ToolCall] = []
-    for call in calls:
-        name, number = call.id or "call", 1
-        while not name or name in taken:
-            number += 1
-            name = f"{call.id or 'call'}_{number}"
-        taken.add(name)
-        renamed.append(call if name == call.id else ToolCall(name, call.name, call.arguments))
-    return tuple(renamed)

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeAlias
 
-from lousho_ray.cancellation import AbortSignal
+from lousho_ray.cancellation import AbortSignal, Detour
 from lousho_ray.clock import SYSTEM_CLOCK, Clock
 from lousho_ray.hosted_tools import HostedTool
 from lousho_ray.loop.budget import Budget
@@ -15,6 +15,7 @@ from lousho_ray.loop.hooks import HookChain
 from lousho_ray.loop.inbox import Inbox
 from lousho_ray.loop.output import Invalid, OutputContract, Valid
 from lousho_ray.loop.result import BudgetBreach, ExecutionResult, ToolCallRecord
+from lousho_ray.loop.tracing import RunTrace
 from lousho_ray.messages import ImagePart, Message, ToolCall
 from lousho_ray.permissions import ModeCell, Permissions
 from lousho_ray.ports import FinishReason, Limiter, LLMProvider, Reasoning, ToolDefinition
@@ -35,6 +36,7 @@ class RunState:
     calls with a once-only effect that were started. `model` is what a function-valued `model` said when the run began. `ran_ms` is
     how long the run had run before it paused. `children` are sub-agents that paused, as JSON (a `freeze()` and how to go on), by
     the id of the call that runs them. `images` are those of tool results, by call id, until every call of the turn has its result.
+    `trace_id` is that of the run's spans, and before it begins that of the run it goes on from.
     """
 
     run_id: str
@@ -54,6 +56,7 @@ class RunState:
     images: dict[str, tuple[ImagePart, ...]] = field(default_factory=dict)
     model: str | None = None
     ran_ms: float = 0.0
+    trace_id: str | None = None
 
 
 @dataclass(slots=True)
@@ -105,6 +108,7 @@ class RunDeps:
     services: Any = None
     place: Place | None = None
     commit: Callable[[ExecutionResult[Any]], Awaitable[None]] | None = None
+    trace: RunTrace = field(default_factory=RunTrace)
     clock: Clock = SYSTEM_CLOCK
     definitions: tuple[ToolDefinition, ...] = field(init=False)
 
@@ -193,7 +197,7 @@ class Ask:
         return replace(self, call=call, inner=self.decides, path=(name, *self.path))
 
 
-class CallPaused(Exception):  # noqa: N818 - what happened, not what is wrong
+class CallPaused(Detour):
     """Raised by the tool that runs a sub-agent: a call of the sub-agent `name` needs a person."""
 
     def __init__(self, ask: Ask, name: str) -> None:
