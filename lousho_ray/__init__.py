@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from lousho_ray.run_forks import RunFork, get_checkpoint_history
     from lousho_ray.session_handle import Session
     from lousho_ray.session_history import SessionStep
+    from lousho_ray.spans import Span, TraceExporter, with_span
     from lousho_ray.stores.files import FileSessionStore, file_store
     from lousho_ray.stores.location import ray_store
     from lousho_ray.stores.memory import MemorySessionStore, memory_store
@@ -122,6 +123,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "run_forks": ("RunFork", "get_checkpoint_history"),
     "session_handle": ("Session",),
     "session_history": ("SessionStep",),
+    "spans": ("Span", "TraceExporter", "with_span"),
     "stores.files": ("FileSessionStore", "file_store"),
     "stores.location": ("ray_store",),
     "stores.memory": ("MemorySessionStore", "memory_store"),
@@ -190,6 +192,7 @@ __all__ = [
     "Session",
     "SessionAwaitingApprovalError",
     "SessionStep",
+    "Span",
     "SqliteStore",
     "StorageError",
     "TextPart",
@@ -199,6 +202,7 @@ __all__ = [
     "ToolContext",
     "ToolExecutionError",
     "ToolRegistry",
+    "TraceExporter",
     "TrajectoryComparison",
     "Usage",
     "ValidationError",
@@ -244,6 +248,7 @@ __all__ = [
     "with_fallback",
     "with_rate_limit",
     "with_retry",
+    "with_span",
 ]
 
 __version__ = "0.1.0"

@@ -80,6 +80,7 @@ PUBLIC = [
     "Session",
     "SessionAwaitingApprovalError",
     "SessionStep",
+    "Span",
     "SqliteStore",
     "StorageError",
     "TextPart",
@@ -89,6 +90,7 @@ PUBLIC = [
     "ToolContext",
     "ToolExecutionError",
     "ToolRegistry",
+    "TraceExporter",
     "TrajectoryComparison",
     "Usage",
     "ValidationError",
@@ -134,6 +136,7 @@ PUBLIC = [
     "with_fallback",
     "with_rate_limit",
     "with_retry",
+    "with_span",
 ]
 
 

@@ -29,7 +29,7 @@ async def test_a_lost_turn_is_found_behind_what_was_there_before_it(  # DEC-R6, 
     async def load() -> list[Message]:
         return saved
 
-    link: Any = SimpleNamespace(seen=seen, load=load)
+    link: Any = SimpleNamespace(seen=seen, load=load, trace=lambda: (None, None))
     turn = HostedTurn(link, TurnRequest("run_1", (user("again"),)), ())
     found = await turn._what_was_saved()
     assert (None if found is None else found.text) == text
