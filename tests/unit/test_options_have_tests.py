@@ -93,6 +93,10 @@ TOOL_OPTIONS = {
 }
 
 TESTS: dict[str, dict[str, str]] = {
+    "with_span": dict.fromkeys(
+        ("exporter", "name", "attributes", "fn", "parent_id", "kind", "trace_id"),
+        f"{U}spans.py::test_with_span_tells_of_a_span_around_a_function",
+    ),
     "create_agent": {
         "model": f"{AGENT}a_model_next_to_a_provider_is_a_bare_id",
         "provider": f"{AGENT}a_model_next_to_a_provider_is_a_bare_id",
