@@ -1,4 +1,4 @@
-"""`ray job submit` on a cluster that was started from the command line: two jobs, one limiter."""
+"""`ray job submit` on a cluster that was started from the command line: two jobs, one limiter; suites that are killed and go on."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
 import psutil
@@ -193,3 +195,112 @@ def test_a_suite_runs_as_a_job_and_the_same_job_again_pays_nothing_twice(cluster
         assert "40 of 40 cases have their results" in done.stdout
         assert len(server.requests) == 40
         assert server.max_concurrent <= 4
+
+
+MANY, AT_ONCE, KILLED_AFTER = 10_000, 128, 4_000
+"""So many cases, so many of them at once; the driver is killed when that many have their results."""
+
+MANY_EVALS = """
+from lousho_ray import OpenAICompatibleProvider, create_agent
+from lousho_ray.evals import at_least, define_eval, equals
+
+agent = create_agent(provider=OpenAICompatibleProvider(base_url={url!r}, default_model="gpt-4o-mini"), retry=False)
+
+async def test(t, case):
+    await t.send(f"case {{case['n']}}")
+    t.check("reply", t.reply, equals("done"))
+    t.check("right", case["n"] % 50, at_least(1))
+    t.soft("size", case["n"], at_least(100))
+
+define_eval(name="many", agent=agent, test=test, cases="many.jsonl")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_job_of_ten_thousand_cases_that_is_killed_goes_on_and_reports_as_if_undisturbed(cluster: Cluster, tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    with FakeServer.in_thread(strict=False) as server:
+        server.respond(Reply("done", usage=(10, 1)))
+        (project / "many.eval.py").write_text(MANY_EVALS.format(url=server.compatible_url))
+        (project / "many.jsonl").write_text("".join(f'{{"label": "c{n}", "n": {n}}}\n' for n in range(MANY)))
+        job = Job(cluster, project, tmp_path / "results.jsonl", tmp_path / "report.json")
+        killed = job.start()
+        while job.lines < KILLED_AFTER:
+            assert killed.poll() is None, job.output
+            time.sleep(0.02)
+        job.driver.kill()
+        assert killed.wait(60) != 0
+        job.until_quiet(server)
+        finished, calls = job.cases, len(server.requests)
+        assert KILLED_AFTER <= len(finished) < MANY
+        assert job.start().wait(400) == 1, job.output  # one case in fifty fails
+        asked = Counter(asked_for(request) for request in server.requests)
+        assert len(asked) == MANY
+        assert {asked[case] for case in finished} == {1}, "what had its results was paid once"
+        assert max(asked.values()) == 2
+        assert len(server.requests) - MANY == calls - len(finished) <= AT_ONCE, "only what was under way was paid again"
+        other = Job(cluster, project, tmp_path / "other.jsonl", tmp_path / "other.json")
+        assert other.start().wait(400) == 1, other.output
+        assert job.figures == other.figures
+
+
+def asked_for(request: RecordedRequest) -> str:
+    return "c" + str(request.body["messages"][-1]["content"].split()[1])
+
+
+class Job:
+    """A suite as a job: its results file, its report, and the process that drives it."""
+
+    def __init__(self, cluster: Cluster, project: Path, results: Path, report: Path) -> None:
+        self._cluster, self._results, self._report, self._log = cluster, results, report, results.with_suffix(".log")
+        self._command = [
+            *(BIN / "ray", "job", "submit", "--address", cluster.url, "--working-dir", str(project), "--"),
+            *("python", "-m", "lousho_ray.cli", "eval", f"--concurrency={AT_ONCE}", f"--results={results}", f"--json={report}"),
+        ]
+
+    def start(self) -> subprocess.Popen[bytes]:
+        with self._log.open("ab") as log:
+            return subprocess.Popen(self._command, env=self._cluster.variables, stdout=log, stderr=log)
+
+    @property
+    def output(self) -> str:
+        return self._log.read_text("utf-8")
+
+    @property
+    def driver(self) -> psutil.Process:
+        """The process that `ray job submit` started in the cluster."""
+        for process in psutil.process_iter(["cmdline"]):
+            words = process.info["cmdline"] or []
+            if words[1:3] == ["-m", "lousho_ray.cli"] and f"--results={self._results}" in words:
+                return process
+        raise AssertionError(f"There is no driver: {self.output}")
+
+    @property
+    def lines(self) -> int:
+        return self._results.read_bytes().count(b"\n") if self._results.exists() else 0
+
+    @property
+    def cases(self) -> set[str]:
+        """The cases that have their results."""
+        whole = self._results.read_text("utf-8").rpartition("\n")[0].splitlines()
+        return {line["case"] for line in map(json.loads, whole) if line["type"] == "case"}
+
+    def until_quiet(self, server: FakeServer) -> None:
+        """Workers end with their driver: waits until nobody asks any more."""
+        deadline, seen = time.monotonic() + 60, -1
+        while seen != len(server.requests):
+            assert time.monotonic() < deadline
+            seen = len(server.requests)
+            time.sleep(2)
+
+    @property
+    def figures(self) -> Any:
+        """The report without what differs from run to run."""
+        report = json.loads(self._report.read_text("utf-8"))
+        report["totals"].pop("durationMs")
+        for result in report["results"]:
+            for key in ("durationMs", "startedAt"):
+                result.pop(key)
+        return report
