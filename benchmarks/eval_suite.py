@@ -6,6 +6,7 @@ import io
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Console
 
@@ -26,14 +27,16 @@ define_eval(name="samples", agent=agent, test=test, cases=[{{"label": str(n), "i
 """
 
 
-def suite(url: str, question: str, samples: int, concurrency: int) -> Callable[[], Awaitable[int]]:
+def suite(
+    url: str, question: str, samples: int, concurrency: int, runtime: Literal["local", "ray"] = "local"
+) -> Callable[[], Awaitable[int]]:
     """Runs the suite and gives the number of its samples."""
 
     async def run() -> int:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             (folder / "samples.eval.py").write_text(FILE.format(url=url, question=question, samples=samples))
-            options = SuiteOptions(root=folder, concurrency=concurrency, results=folder / "results.jsonl")
+            options = SuiteOptions(root=folder, concurrency=concurrency, results=folder / "results.jsonl", runtime=runtime)
             outcome = await Suite(options, Console(file=io.StringIO())).run()
         assert outcome.summary.totals()["passed"] == samples
         return samples
