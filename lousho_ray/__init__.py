@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lousho_ray.actors.metrics import ray_metrics_exporter
     from lousho_ray.agent import Agent
     from lousho_ray.agent_options import CreateAgentOptions
     from lousho_ray.cancellation import AbortSignal, CancelToken
@@ -39,12 +40,14 @@ if TYPE_CHECKING:
         ValidationError,
     )
     from lousho_ray.events import Event, event_from_dict, is_agent_event
+    from lousho_ray.exporters import combine_exporters, worker_local
     from lousho_ray.handle import AgentRun
     from lousho_ray.hosted_tools import HostedTool, code_interpreter, file_search, hosted_tool, web_search
     from lousho_ray.limits.limiter import RateLimiter, create_rate_limiter
     from lousho_ray.loop.result import ExecutionResult
     from lousho_ray.messages import FilePart, ImagePart, Message, TextPart, ToolCall, text_of
     from lousho_ray.options import Compaction, Limits, ModelSettings, RateLimits, Retry
+    from lousho_ray.otel import otel_trace_exporter
     from lousho_ray.permissions import PermissionMode, PermissionRule, allow, ask, deny
     from lousho_ray.ports import GenerateOptions, GenerateResult, LLMProvider, ToolContext
     from lousho_ray.project_instructions import ProjectInstructions, load_project_instructions
@@ -79,10 +82,13 @@ if TYPE_CHECKING:
     from lousho_ray.tools import Tool, ToolRegistry, define_tool, tool
     from lousho_ray.tools.approval_policies import always, never, once
     from lousho_ray.tools.question import ask_question_tool
+    from lousho_ray.trace_files import file_trace_exporter
+    from lousho_ray.traces import Trace, TraceSummary, list_traces, read_trace
     from lousho_ray.trajectories import TrajectoryComparison, compare_trajectories
     from lousho_ray.usage import Usage, format_usage
 
 _HOMES: dict[str, tuple[str, ...]] = {
+    "actors.metrics": ("ray_metrics_exporter",),
     "agent": ("Agent",),
     "agent_options": ("CreateAgentOptions",),
     "cancellation": ("AbortSignal", "CancelToken"),
@@ -99,12 +105,14 @@ _HOMES: dict[str, tuple[str, ...]] = {
         *("ToolExecutionError", "ValidationError"),
     ),
     "events": ("Event", "event_from_dict", "is_agent_event"),
+    "exporters": ("combine_exporters", "worker_local"),
     "handle": ("AgentRun",),
     "hosted_tools": ("HostedTool", "code_interpreter", "file_search", "hosted_tool", "web_search"),
     "limits.limiter": ("RateLimiter", "create_rate_limiter"),
     "loop.result": ("ExecutionResult",),
     "messages": ("FilePart", "ImagePart", "Message", "TextPart", "ToolCall", "text_of"),
     "options": ("Compaction", "Limits", "ModelSettings", "RateLimits", "Retry"),
+    "otel": ("otel_trace_exporter",),
     "permissions": ("PermissionMode", "PermissionRule", "allow", "ask", "deny"),
     "ports": ("GenerateOptions", "GenerateResult", "LLMProvider", "ToolContext"),
     "project_instructions": ("ProjectInstructions", "load_project_instructions"),
@@ -133,6 +141,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "tools": ("Tool", "ToolRegistry", "define_tool", "tool"),
     "tools.approval_policies": ("always", "never", "once"),
     "tools.question": ("ask_question_tool",),
+    "trace_files": ("file_trace_exporter",),
+    "traces": ("Trace", "TraceSummary", "list_traces", "read_trace"),
     "trajectories": ("TrajectoryComparison", "compare_trajectories"),
     "usage": ("Usage", "format_usage"),
 }
@@ -202,7 +212,9 @@ __all__ = [
     "ToolContext",
     "ToolExecutionError",
     "ToolRegistry",
+    "Trace",
     "TraceExporter",
+    "TraceSummary",
     "TrajectoryComparison",
     "Usage",
     "ValidationError",
@@ -211,6 +223,7 @@ __all__ = [
     "ask",
     "ask_question_tool",
     "code_interpreter",
+    "combine_exporters",
     "compact_messages",
     "compare_trajectories",
     "create_agent",
@@ -223,6 +236,7 @@ __all__ = [
     "event_from_dict",
     "file_search",
     "file_store",
+    "file_trace_exporter",
     "format_usage",
     "get_checkpoint_history",
     "get_model_info",
@@ -230,13 +244,17 @@ __all__ = [
     "is_agent_event",
     "is_pinned",
     "list_models",
+    "list_traces",
     "load_project_instructions",
     "memory_store",
     "never",
     "once",
+    "otel_trace_exporter",
     "pin_message",
     "prune_tool_results_strategy",
+    "ray_metrics_exporter",
     "ray_store",
+    "read_trace",
     "register_model",
     "resolve_provider",
     "set_token_estimator",
@@ -249,6 +267,7 @@ __all__ = [
     "with_rate_limit",
     "with_retry",
     "with_span",
+    "worker_local",
 ]
 
 __version__ = "0.1.0"

@@ -90,7 +90,9 @@ PUBLIC = [
     "ToolContext",
     "ToolExecutionError",
     "ToolRegistry",
+    "Trace",
     "TraceExporter",
+    "TraceSummary",
     "TrajectoryComparison",
     "Usage",
     "ValidationError",
@@ -99,6 +101,7 @@ PUBLIC = [
     "ask",
     "ask_question_tool",
     "code_interpreter",
+    "combine_exporters",
     "compact_messages",
     "compare_trajectories",
     "create_agent",
@@ -111,6 +114,7 @@ PUBLIC = [
     "event_from_dict",
     "file_search",
     "file_store",
+    "file_trace_exporter",
     "format_usage",
     "get_checkpoint_history",
     "get_model_info",
@@ -118,13 +122,17 @@ PUBLIC = [
     "is_agent_event",
     "is_pinned",
     "list_models",
+    "list_traces",
     "load_project_instructions",
     "memory_store",
     "never",
     "once",
+    "otel_trace_exporter",
     "pin_message",
     "prune_tool_results_strategy",
+    "ray_metrics_exporter",
     "ray_store",
+    "read_trace",
     "register_model",
     "resolve_provider",
     "set_token_estimator",
@@ -137,6 +145,7 @@ PUBLIC = [
     "with_rate_limit",
     "with_retry",
     "with_span",
+    "worker_local",
 ]
 
 
@@ -331,7 +340,8 @@ def test_provider_clients_are_imported_by_providers_alone() -> None:
 
 def distributions(names: Iterable[str]) -> set[str]:
     """The installed distributions that provide these top-level modules; an unknown module counts as its own."""
-    known = {**packages_distributions(), "pydantic_core": ["pydantic"]}
+    # Many distributions have a part of `opentelemetry`; the SDK brings the API.
+    known = {**packages_distributions(), "pydantic_core": ["pydantic"], "opentelemetry": ["opentelemetry-sdk"]}
     own = {*sys.stdlib_module_names, "__future__", "lousho_ray", ""}
     return {normal(known.get(name, [name])[0]) for name in names if name not in own}
 
@@ -343,7 +353,7 @@ def normal(requirement: str) -> str:
 
 def test_every_dependency_is_imported_and_every_import_is_a_dependency() -> None:
     project = PROJECT["project"]
-    extras = (project["optional-dependencies"][name] for name in ("s3", "parquet"))
+    extras = (project["optional-dependencies"][name] for name in ("s3", "parquet", "otel"))
     declared = {normal(item) for item in itertools.chain(project["dependencies"], *extras)}
     plugin = ROOT / "lousho_ray/evals/pytest_plugin.py"  # only pytest loads it
     files = [path for path in python_files(ROOT / "lousho_ray") if path != plugin]
