@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from lousho_ray.logs import mask_records
+
 if TYPE_CHECKING:
     from lousho_ray.actors.metrics import ray_metrics_exporter
     from lousho_ray.agent import Agent
@@ -271,6 +273,8 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+
+mask_records()
 
 
 def __getattr__(name: str) -> Any:
