@@ -231,13 +231,22 @@ async def sessions(url: str, rounds: int) -> list[Row]:
     ]
 
 
+class Forgets:
+    """An exporter that does nothing with its spans."""
+
+    def on_span_start(self, span: Any) -> None: ...
+
+    def on_span_end(self, span: Any) -> None: ...
+
+
 async def loop(url: str, rounds: int) -> list[Row]:
     """Without HTTP: the provider answers at once."""
     rows: list[Row] = []
-    for steps, (how, streamed) in itertools.product((1, 4, 50), (("send()", False), ("stream()", True))):
-        agent = create_agent(provider=AnswersAtOnce(steps), tools=[add], runtime="local", max_steps=steps)
+    ways: dict[str, dict[str, Any]] = {"send()": {}, "stream()": {}, "send() with spans": {"exporter": Forgets()}}
+    for steps, (how, options) in itertools.product((1, 4, 50), ways.items()):
+        agent = create_agent(provider=AnswersAtOnce(steps), tools=[add], runtime="local", max_steps=steps, **options)
 
-        async def work(agent: Any = agent, steps: int = steps, streamed: bool = streamed) -> int:
+        async def work(agent: Any = agent, steps: int = steps, streamed: bool = how == "stream()") -> int:
             turns = 200 // steps
             for _ in range(turns):
                 if streamed:

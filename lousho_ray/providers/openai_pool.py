@@ -25,6 +25,10 @@ _LOGGERS = tuple((logging.getLogger(name), level) for name, level in (("httpx2",
 """Who tells of each call, and from which level on."""
 
 
+_UNPACKED = ("gzip", "deflate", "identity")
+"""Forms of a body that the session reads whatever else is installed. The client's own layer may offer more."""
+
+
 @dataclass(frozen=True, slots=True)
 class Head:
     """A call without its body, and the session that carries it."""
@@ -40,6 +44,8 @@ class Head:
         headers = CIMultiDict(request.headers.multi_items())
         for of_one_call in ("Content-Length", "Cookie"):
             headers.popall(of_one_call, None)
+        if offered := headers.get("Accept-Encoding"):
+            headers["Accept-Encoding"] = ", ".join(name for name in offered.split(", ") if name in _UNPACKED) or "identity"
         limits = request.extensions["timeout"]
         timeout = aiohttp.ClientTimeout(connect=limits["pool"], sock_connect=limits["connect"], sock_read=limits["read"])
         return cls(request, session, URL(str(request.url), encoded=True), headers, timeout)

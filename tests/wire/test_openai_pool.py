@@ -101,6 +101,15 @@ async def test_packed_bodies_are_unpacked(fake_server: FakeServer, provider: Ope
     assert (judged.message, judged.status, judged.retry_after_ms) == ("slowly", 429, 3000)
 
 
+async def test_no_form_of_a_body_is_offered_that_the_session_may_not_read(fake_server: FakeServer) -> None:
+    fake_server.respond("yes")
+    offers = {"Accept-Encoding": "gzip, deflate, br, zstd"}
+    provider = OpenAICompatibleProvider(base_url=fake_server.compatible_url, api_key="k", default_model="m", headers=offers)
+    await provider.generate(ASK)
+    await provider.aclose()
+    assert fake_server.requests[0].headers["accept-encoding"] == "gzip, deflate"
+
+
 async def test_calls_go_through_the_proxy_of_the_environment(fake_server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     # The server plays the proxy: it is asked for a whole URL of another host.
     monkeypatch.setenv("HTTP_PROXY", fake_server.url)
