@@ -9,6 +9,7 @@ from typing import Any
 
 from lousho_ray.errors import ConfigurationError, LoushoError
 from lousho_ray.ids import check_run_id
+from lousho_ray.loop.checkpoint import OPENING
 from lousho_ray.loop.input import as_messages
 from lousho_ray.messages import Message, encode_bytes, tool_result
 from lousho_ray.option_checks import unknown_key
@@ -53,6 +54,7 @@ async def fork_run(
     entries = await get_checkpoint_history(checkpoints, id)
     if entries is None:
         raise ConfigurationError("The store keeps no history of checkpoints, so there is nothing to fork from.", field="store")
+    entries = [entry for entry in entries if not entry["checkpoint"].get(OPENING)]  # nothing but the input of a session's turn
     entry = next((entry for entry in entries if entry["step"] == from_step), None)
     if entry is None:
         kept = ", ".join(str(step) for step in sorted({entry["step"] for entry in entries})) or "none"

@@ -2,78 +2,44 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from lousho_ray.cancellation import Aborted
-from lousho_ray.clock import SYSTEM_CLOCK, Clock
-from lousho_ray.definition import AgentDefinition
 from lousho_ray.durable import (
-    PendingTurn,
-    StoredPauses,
-    StoreParts,
     awaiting,
-    decisions_of,
-    facts_of,
-    failed_for_good,
-    settled_decision,
 )
-from lousho_ray.errors import LoushoError, SessionTurnFailedError
+from lousho_ray.errors import LoushoError
 from lousho_ray.events import EventUsage, RunDone
 from lousho_ray.handle import LocalRun
 from lousho_ray.ids import new_id
-from lousho_ray.loop.checkpoint import Recorder, RunFacts, thaw
 from lousho_ray.loop.emitter import Emitter, Stamp
-from lousho_ray.loop.gate import tool_ran
 from lousho_ray.loop.inbox import QueuedInput
-from lousho_ray.loop.open import CallOptions, RunContext
 from lousho_ray.loop.result import ExecutionResult
-from lousho_ray.loop.run import run
-from lousho_ray.loop.state import Decision, ResolvedApproval, RunDeps
-from lousho_ray.messages import Message, complete_prefix
+from lousho_ray.messages import Message
 from lousho_ray.options import Compaction
 from lousho_ray.ports import Observer
-from lousho_ray.resuming import Unfinished, check_decider, check_edit, check_resumable, left_decision, open_pause, take_pause
-from lousho_ray.session import DecisionRequest, Request, ResumeRequest, TurnRequest, transcript
-from lousho_ray.session_account import TurnAccount
-from lousho_ray.session_compaction import Continuation, SessionCompaction, compact_session, transcript_digest, turn_pending
-from lousho_ray.session_records import SessionRecords
-from lousho_ray.stores.entries import turn_key, turn_length
-from lousho_ray.subagents import Spawner, open_with_subagents
-from lousho_ray.turn_lease import TurnLease, end_lease
+from lousho_ray.session import DecisionRequest, Request, ResumeRequest, TurnRequest
+from lousho_ray.session_compaction import SessionCompaction, compact_session, turn_pending
+from lousho_ray.session_turns import SessionTurns
+from lousho_ray.turn_lease import Opening, TurnLease, end_lease
 from lousho_ray.turn_start import begin_turn, joined_result, refuse_joining, reported, taken_by, unless_aborted
-from lousho_ray.turns import Place, TurnLine
+from lousho_ray.turns import Place
 
 T = TypeVar("T")
 
 log = logging.getLogger("lousho_ray")
 
 
-class SessionHost(SessionRecords):
+class SessionHost(SessionTurns):
     """Runs the turns of one session: one at a time, in the order of the calls.
 
     A finished turn is saved in one write before its `run.done` is reported. An aborted turn saves nothing. With a checkpoint store
     a turn is durable: what it has done so far is stored as it goes on, and a later call finishes it. An `anonymous` host continues
     the paused run of a plain `send()`, whose tools see no session.
     """
-
-    def __init__(
-        self,
-        definition: AgentDefinition,
-        session_id: str,
-        parts: StoreParts,
-        line: TurnLine[LocalRun],
-        spawner: Callable[[], Spawner] | None,
-        *,
-        anonymous: bool = False,
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
-        super().__init__(definition, session_id, parts, line, clock)
-        self._name = None if anonymous else session_id
-        self._spawner = spawner
 
     # -------------------------------------------------------------------------------------------------- taking a place in line
 
@@ -102,7 +68,7 @@ class SessionHost(SessionRecords):
         target = self._line.last() if request.policy != "wait" else None
         if target is None:
             place = self._line.enter(turn)
-            turn.start(self._in_line(turn, place, emitter, lambda lease: self._new_turn(turn, request, emitter, lease)))
+            turn.start(self._own_turn(turn, place, request, emitter))
             return
         option = request.call.shaping_option()
         if option is not None:
@@ -118,14 +84,31 @@ class SessionHost(SessionRecords):
             await end_lease(self._parts.sessions, self._id, lost)
         return await body
 
+    async def _own_turn(
+        self, turn: LocalRun, place: Place[LocalRun], request: TurnRequest, emitter: Emitter
+    ) -> ExecutionResult[Any]:
+        result: ExecutionResult[Any] = await self._in_line(
+            turn,
+            place,
+            emitter,
+            lambda lease: self._new_turn(turn, request, emitter, lease),
+            lambda: self._opening(turn, request),
+        )
+        return result
+
     async def _in_line(
-        self, turn: LocalRun, place: Place[LocalRun], emitter: Emitter, body: Callable[[TurnLease], Awaitable[Any]]
+        self,
+        turn: LocalRun,
+        place: Place[LocalRun],
+        emitter: Emitter,
+        body: Callable[[TurnLease], Awaitable[Any]],
+        opening: Opening = lambda: None,
     ) -> Any:
         """Waits for the turn's place in line, then for the session's lease, and runs it."""
         try:
             if not place.ready:
                 await unless_aborted(place.wait(), turn)
-            lease = self._lease(turn.run_id, turn.signal)
+            lease = self._lease(turn.run_id, turn.signal, opening)
             await reported(lease.__aenter__(), emitter)
             try:
                 return await body(lease)
@@ -157,188 +140,7 @@ class SessionHost(SessionRecords):
                 finish_reason="aborted", abort_reason=reason, run_id=turn.run_id, agent_name=self._definition.name
             )
         place.stand_alone()
-        own: ExecutionResult[Any] = await self._in_line(
-            turn, place, emitter, lambda lease: self._new_turn(turn, request, emitter, lease)
-        )
-        return own
-
-    # --------------------------------------------------------------------------------------------------------------- the turns
-
-    async def _new_turn(self, turn: LocalRun, request: TurnRequest, emitter: Emitter, lease: TurnLease) -> ExecutionResult[Any]:
-        if self._parts.checkpoints is not None:
-            left_behind = LocalRun(turn.run_id, abort=turn.signal)
-            left_behind.trace = turn.trace
-            silent = Emitter(Stamp(turn.run_id), spans=emitter.spans)
-            history = await reported(self._after_pending(left_behind, silent, lease), emitter)
-        else:
-            history = await reported(lease.load(), emitter)
-        facts = RunFacts(
-            self._definition.name, self._name, request.call.principal, request.call.metadata, self._definition.fingerprint
-        )
-        recorder = self._recorder(turn_key(self._id, len(history)), facts)
-        context = self._context(turn, emitter, facts, recorder)
-        context.input, context.history, context.call = request.input, history, request.call
-        context.approve_in_code = not request.observed
-        account = TurnAccount(self._definition.session_limits, history, lease, self._clock)
-        context.session_budget = account.budget
-        context.commit = lambda result: self._commit(account.book(result), recorder, lease)
-        return await self._drive(context, recorder, emitter, account=account)
-
-    async def _after_pending(self, turn: LocalRun, emitter: Emitter, lease: TurnLease) -> list[Message]:
-        """Finishes what an earlier turn left behind; the transcript as it is then."""
-        history = await lease.load()
-        assert self._parts.checkpoints is not None
-        if await lease.unfinished(self._parts.checkpoints, len(history)) is None:
-            return history
-        await self._finish_pending(turn, emitter, lease, fresh=False)
-        return await lease.load()
-
-    async def _finish_pending(
-        self, turn: LocalRun, emitter: Emitter, lease: TurnLease, *, fresh: bool = True
-    ) -> ExecutionResult[Any] | None:
-        """Finishes the turn an earlier process (or a failure) left behind; `None` when there is none.
-
-        `fresh` says that this is a `resume()`, which also retries a turn that failed for good.
-        """
-        checkpoints = self._parts.checkpoints
-        if checkpoints is None:
-            return None
-        history = await lease.load()
-        key = turn_key(self._id, len(history))
-        saved = await checkpoints.load(key)
-        if saved is None:
-            return None
-        pending = PendingTurn.of(saved)
-        decided: Mapping[str, Decision] = {}
-        if pending.status == "awaiting-approval":
-            decided = await left_decision(self._parts.approvals, saved, self._clock.wall())
-            if not decided:
-                raise awaiting(self._id, pending)
-        if pending.last_error is not None and not fresh:
-            raise SessionTurnFailedError(
-                f"The last turn of session '{self._id}' failed and was not retried: {pending.last_error.get('message')}",
-                last_error=pending.last_error,
-                attempts=pending.attempts,
-            )
-        if pending.status == "finished":
-            if saved.get("replaces") in (None, transcript_digest(history)):  # else a later turn has come to this length again
-                await lease.save(complete_prefix(thaw(saved, turn.run_id)[0].messages[1:]))
-            await checkpoints.delete(key)
-            return None
-        left = self._unfinished(saved, turn, key, saved)
-        left.decisions.update(decided or decisions_of(saved))
-        return await self._continue(turn, emitter, lease, left, lambda deps: self._check(left, deps))
-
-    async def _decided_turn(
-        self, turn: LocalRun, request: DecisionRequest, emitter: Emitter, lease: TurnLease
-    ) -> ExecutionResult[Any]:
-        """Takes a paused turn up again with the decision. Of several deciders one gets it."""
-        pause = await reported(open_pause(self._parts, request.approval_id, self._name), emitter)
-        decision = settled_decision(request.decision, pause.pending, self._clock.wall())
-        left = self._unfinished(pause.snapshot, turn, str(pause.snapshot.get("sessionId")), pause.saved)
-        left.decisions[pause.call_id] = decision
-        left.resolved = ResolvedApproval(
-            request.approval_id, pause.pending["toolCallId"], pause.pending["toolName"], decision, pause.pending.get("createdAt")
-        )
-
-        async def take(deps: RunDeps) -> None:
-            await self._check(left, deps, pause.call_id)
-            check_decider(pause, decision)
-            check_edit(self._definition, pause, left.state, decision, deps)
-            await take_pause(self._parts.approvals, pause, decision, left.recorder, left.state, left.waiting)
-
-        return await self._continue(turn, emitter, lease, left, take, observed=request.observed)
-
-    def _unfinished(self, record: Mapping[str, Any], turn: LocalRun, key: str, saved: Mapping[str, Any] | None) -> Unfinished:
-        """A run from its checkpoint, or from the snapshot of its pause. Without a checkpoint (`saved`) it is not recorded."""
-        facts = facts_of(record, self._definition, self._name)
-        return Unfinished.of(record, turn.run_id, facts, None if saved is None else self._recorder(key, facts, saved))
-
-    async def _check(self, left: Unfinished, deps: RunDeps, decided: str | None = None) -> None:
-        check_resumable(self._definition, left.record, left.state, deps, decided or next(iter(left.decisions), None))
-
-    async def _continue(
-        self,
-        turn: LocalRun,
-        emitter: Emitter,
-        lease: TurnLease,
-        left: Unfinished,
-        ready: Callable[[RunDeps], Awaitable[None]],
-        *,
-        call: CallOptions | None = None,
-        observed: bool = False,
-    ) -> ExecutionResult[Any]:
-        """Drives an unfinished turn on from its state, once it is `ready`."""
-        recorder = left.recorder
-        context = self._context(turn, emitter, left.facts, recorder)
-        context.resume, context.decisions, context.resolved = left.state, left.decisions, left.resolved
-        context.approve_in_code = not observed
-        if recorder is not None:
-            recorder.decisions.update(left.decisions)
-        context.call = replace(call or CallOptions(), principal=left.facts.principal, metadata=left.facts.metadata)
-        begun = Continuation.of(left.state.messages) if recorder is None else None
-        history = await reported(lease.load(), emitter)
-        account = TurnAccount(self._definition.session_limits, history, lease, self._clock, left=left, continuation=begun)
-        context.session_budget = account.budget
-        context.commit = lambda result: self._commit(account.book(result), recorder, lease, continuation=begun)
-        if left.waiting:
-            turn.inbox.enqueue(QueuedInput(left.waiting, restored=True))
-        return await self._drive(context, recorder, emitter, ready, account=account)
-
-    async def _drive(
-        self,
-        context: RunContext,
-        recorder: Recorder | None,
-        emitter: Emitter,
-        ready: Callable[[RunDeps], Awaitable[None]] | None = None,
-        *,
-        account: TurnAccount | None = None,
-    ) -> ExecutionResult[Any]:
-        spawner = self._spawner() if self._spawner is not None else None
-        depth = self._definition.max_subagent_depth
-        opening = open_with_subagents(self._definition, "", context, depth, spawner)
-        state, deps = await reported(opening, emitter)
-        if ready is not None:
-            await reported(ready(deps), emitter)
-        elif recorder is not None:
-            await reported(recorder.save(state), emitter)
-        try:
-            return await run(state, deps)
-        except Exception as error:
-            if recorder is None and account is not None:
-                await account.failed(state)
-            elif recorder is not None and failed_for_good(error):
-                await recorder.failed(error)
-            raise
-
-    async def _commit(
-        self, result: ExecutionResult[Any], recorder: Recorder | None, lease: TurnLease, continuation: Continuation | None = None
-    ) -> None:
-        """Saves a turn that has ended. An aborted one is dropped; a durable one that pauses stays in its checkpoint."""
-        if result.finish_reason == "aborted":
-            skipped = {message.tool_call_id for message in result.messages if message.role == "tool" and not tool_ran(message)}
-            if ran := {call.name for call in result.tool_calls if call.id not in skipped}:
-                log.warning("Session %r dropped an aborted turn whose tools had run: %s", self._id, ", ".join(sorted(ran)))
-            if recorder is not None:
-                await recorder.delete()
-            return
-        if result.finish_reason == "awaiting-approval" and recorder is not None:
-            return
-        messages = transcript(result)
-        if continuation is not None:
-            messages = continuation.transcript(await lease.load(), messages)
-        if recorder is None:
-            await lease.save(messages)
-            return
-        shortened = len(messages) <= turn_length(recorder.key)
-        if await lease.end(messages, recorder, shortened=shortened):
-            return
-        replaces = transcript_digest(await lease.load()) if shortened else None
-        # Both in one go: either alone is enough to find the turn again after a crash.
-        await asyncio.gather(recorder.finished(result, replaces), lease.save(messages))
-        await recorder.delete()
-        if shortened:
-            await self._forget_old_turns()
+        return await self._own_turn(turn, place, request, emitter)
 
     # -------------------------------------------------------------------------------------------------------------- compaction
 
@@ -369,25 +171,3 @@ class SessionHost(SessionRecords):
             raise awaiting(self._id, pending)
         else:
             raise turn_pending(self._id)
-
-    def _recorder(self, key: str, facts: RunFacts, saved: Mapping[str, Any] | None = None) -> Recorder | None:
-        store, asked = self._parts.checkpoints, self._definition
-        if store is None:
-            return None
-        return Recorder(store, key, facts, saved=saved, timeout_ms=asked.store_timeout_ms, keeps_results=asked.spill_tool_results)
-
-    def _context(self, turn: LocalRun, emitter: Emitter, facts: RunFacts, recorder: Recorder | None) -> RunContext:
-        key = None if recorder is None else recorder.key
-        return RunContext(
-            run_id=turn.run_id,
-            input=(),
-            emitter=emitter,
-            abort=turn.signal,
-            inbox=turn.inbox,
-            mode=turn.mode,
-            trace=turn.trace,
-            session_id=self._name,
-            clock=self._clock,
-            recorder=recorder,
-            pauses=StoredPauses(self.approvals, facts, self._definition, key=key, clock=self._clock),
-        )

@@ -16,7 +16,7 @@ from lousho_ray.messages import Message
 from lousho_ray.ports import ApprovalStore
 from lousho_ray.stores.entries import turn_key, turn_prefix
 from lousho_ray.tools.spill import result_prefix
-from lousho_ray.turn_lease import TurnLease
+from lousho_ray.turn_lease import Opening, TurnLease
 from lousho_ray.turns import TurnLine
 
 
@@ -107,7 +107,7 @@ class SessionRecords:
         saved = await self._parts.checkpoints.load(key)
         return None if saved is None else (key, saved)
 
-    def _lease(self, run_id: str, abort: AbortSignal) -> TurnLease:
+    def _lease(self, run_id: str, abort: AbortSignal, opening: Opening = lambda: None) -> TurnLease:
         definition, parts = self._definition, self._parts
         return TurnLease(
             parts.sessions,
@@ -118,4 +118,5 @@ class SessionRecords:
             save_ms=definition.store_timeout_ms,
             clock=self._clock,
             turns=parts.turns,
+            opening=opening,
         )

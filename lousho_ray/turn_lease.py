@@ -10,7 +10,7 @@ import asyncio
 import functools
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -33,6 +33,10 @@ LEASE_MS = 30_000.0
 FIRST_RETRY_S, LAST_RETRY_S = 0.05, 0.5
 
 
+Opening = Callable[[], Mapping[str, Any] | None]
+"""Makes what is to be saved with the claim as the turn's checkpoint, if anything."""
+
+
 class TurnLease:
     """Use as an async context manager around a turn.
 
@@ -44,6 +48,7 @@ class TurnLease:
         wait_ms: How long to wait for another process's turn.
         save_ms: How long one attempt to save the transcript may take.
         turns: Both ends of a turn in one step each, where the store has that.
+        opening: Makes what is to be saved with the claim as the turn's checkpoint, where `turns` can.
 
     Raises:
         LoushoError: `LOUSHO_SESSION_BUSY`: another process held the session for all of `wait_ms`.
@@ -60,6 +65,7 @@ class TurnLease:
         save_ms: float = SAVE_TIMEOUT_MS,
         clock: Clock = SYSTEM_CLOCK,
         turns: DurableTurns | None = None,
+        opening: Opening = lambda: None,
     ) -> None:
         self._sessions: Any = sessions
         self._id = session_id
@@ -75,6 +81,9 @@ class TurnLease:
         self._transcript: list[Message] | None = None
         self._opened = False
         self._left_behind: dict[str, Any] | None = None
+        self._opening = opening
+        self.begun: Mapping[str, Any] | None = None
+        """The checkpoint that was saved with the claim."""
 
     @property
     def leased(self) -> bool:
@@ -167,8 +176,14 @@ class TurnLease:
     async def _take(self) -> tuple[int | None, list[Message] | BaseException | None]:
         """Claims the lease and reads the transcript, in one go: a store that gathers its work does both in one transaction."""
         if self._turns is not None:
-            opened = await self._turns.open(self._id, self._holder, LEASE_MS)
+            opening = self._opening()
+            opened = await self._turns.open(self._id, self._holder, LEASE_MS, opening=opening)
             self._opened, self._left_behind = opened.fence is not None, opened.checkpoint
+            if self._opened and opening is not None:
+                found = opened.checkpoint
+                if found is None or found.get("runId") == opening["runId"]:  # A call that was sent again finds what it has saved.
+                    self._left_behind = None
+                    self.begun = {**opening, "sessionId": turn_key(self._id, len(opened.messages or ()))}
             return opened.fence, opened.messages
         claim = self._sessions.claim(self._id, self._holder, LEASE_MS)
         answers: tuple[Any, Any] = await asyncio.gather(claim, self._sessions.load(self._id), return_exceptions=True)

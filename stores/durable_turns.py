@@ -5,7 +5,7 @@ A store offers it as its attribute `turns`. Without it a turn's beginning and en
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from lousho_ray.messages import Message
@@ -28,8 +28,12 @@ class OpenedTurn(NamedTuple):
 class DurableTurns(Protocol):
     """Both methods do all or nothing."""
 
-    async def open(self, id: str, holder: str, ttl_ms: float, /) -> OpenedTurn:
-        """Claims the lease on session `id` and reads its transcript with the checkpoint of the turn that begins there."""
+    async def open(self, id: str, holder: str, ttl_ms: float, /, opening: Mapping[str, Any] | None = None) -> OpenedTurn:
+        """Claims the lease on session `id` and reads its transcript with the checkpoint of the turn that begins there.
+
+        Where there is no checkpoint, `opening` is saved as that, under the key of the turn (which it does not say itself). Sent
+        again, the call finds what it has saved.
+        """
         ...
 
     async def end(

@@ -93,6 +93,10 @@ class SqliteCheckpoints:
 
     # ---------------------------------------------------------------------------------------------- in the owner thread
 
+    def save_in(self, connection: sqlite3.Connection, checkpoint: Mapping[str, Any]) -> None:
+        facts = CheckpointFacts.of(checkpoint)
+        self._save(connection, facts, split(checkpoint, f"checkpoint '{facts.id}'"))
+
     def load_in(self, connection: sqlite3.Connection, id: str) -> SplitRecord | None:
         row = connection.execute("SELECT body, lists FROM checkpoints WHERE id = ?", (id,)).fetchone()
         return None if row is None else _read(connection, row[0], row[1])

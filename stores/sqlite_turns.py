@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from lousho_ray.ids import check_run_id
 from lousho_ray.messages import Message
@@ -32,7 +32,7 @@ class SqliteTurns:
     def parts(self) -> tuple[SqliteSessions, SqliteCheckpoints]:
         return self._sessions, self._checkpoints
 
-    async def open(self, id: str, holder: str, ttl_ms: float, /) -> OpenedTurn:
+    async def open(self, id: str, holder: str, ttl_ms: float, /, opening: Mapping[str, Any] | None = None) -> OpenedTurn:
         check_run_id(id, "id")
         leases.check_ttl(ttl_ms)
 
@@ -41,7 +41,11 @@ class SqliteTurns:
             if fence is None:
                 return None, None, None
             messages = self._sessions.load_in(connection, id)
-            return fence, messages, self._checkpoints.load_in(connection, turn_key(id, len(messages or ())))
+            key = turn_key(id, len(messages or ()))
+            record = self._checkpoints.load_in(connection, key)
+            if record is None and opening is not None:
+                self._checkpoints.save_in(connection, {**opening, "sessionId": key})
+            return fence, messages, record
 
         fence, messages, record = await self._database.run(unit, write=True)
         key = turn_key(id, len(messages or ()))

@@ -7,7 +7,7 @@ asked for while one is being written become one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -21,6 +21,9 @@ from lousho_ray.stores.json_form import FixedJson
 from lousho_ray.stores.saving import SAVE_TIMEOUT_MS, save_in_time
 from lousho_ray.tools.spill import KeptResults
 from lousho_ray.usage import ProviderUsage, StepUsage, Usage
+
+OPENING = "opening"
+"""The key that marks the record of a turn which has not begun: its messages are the input alone."""
 
 
 @dataclass(slots=True)
@@ -38,6 +41,20 @@ class RunFacts:
         """The JSON form of those that are given."""
         pairs = {"principal": self.principal, "agentFingerprint": self.fingerprint, "businessState": self.business_state}
         return {key: encode_bytes(value) for key, value in pairs.items() if value is not None}
+
+    def record(self) -> dict[str, Any]:
+        """What a record says of them, but for those that only some have."""
+        return {"agentId": self.agent_id, "metadata": encode_bytes(dict(self.metadata))}
+
+
+def opening_record(facts: RunFacts, run_id: str, input: Sequence[Message]) -> dict[str, Any]:
+    """The record of a session's turn that is about to begin: its input alone. What it goes on from is in the store already.
+
+    It is saved with the turn's lease, under the key of the turn, which nobody knows before.
+    """
+    messages = [_frozen(message) for message in input]
+    began = {"runId": run_id, "status": "in-progress", "stepIndex": 0, "revision": 1, OPENING: True, "messages": messages}
+    return {**began, **facts.record(), "session": facts.session_id, **facts.optional()}
 
 
 def freeze(state: RunState) -> dict[str, Any]:
@@ -105,6 +122,9 @@ def thaw(data: Mapping[str, Any], run_id: str) -> tuple[RunState, list[Message]]
     return state, waiting
 
 
+_OF_THE_START = frozenset({"businessState", OPENING})
+
+
 class Recorder:
     """Keeps the checkpoint of one run.
 
@@ -137,6 +157,11 @@ class Recorder:
         self._lock = asyncio.Lock()
         self._asked = 0
         self._saved = 0
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a record."""
+        return self._last is not None
 
     async def save(
         self, state: RunState, waiting: tuple[Message, ...] = (), *, status: Status = "in-progress", **extra: Any
@@ -179,7 +204,7 @@ class Recorder:
 
     def _ended(self, result: ExecutionResult[Any]) -> dict[str, Any]:
         """The record of a run that has ended."""
-        last = {key: value for key, value in (self._last or {"sessionId": self.key}).items() if key != "businessState"}
+        last = {key: value for key, value in (self._last or {"sessionId": self.key}).items() if key not in _OF_THE_START}
         return {
             **last,
             **self.facts.optional(),
@@ -234,7 +259,7 @@ class Recorder:
         if self.decisions:
             data["decisions"] = {call_id: asdict(decision) for call_id, decision in self.decisions.items()}
         facts = self.facts
-        data |= {"sessionId": self.key, "agentId": facts.agent_id, "metadata": encode_bytes(dict(facts.metadata))}
+        data |= {"sessionId": self.key, **facts.record()}
         if facts.session_id is not None and facts.session_id != self.key:
             data["session"] = facts.session_id
         return data | facts.optional()

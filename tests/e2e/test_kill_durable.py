@@ -145,8 +145,8 @@ async def test_a_killed_turn_goes_on_where_it_was(  # S01, DUR-D8, DUR-11, DUR-1
 @pytest.mark.parametrize(
     ("world", "point", "lines", "requests"),
     [
-        ("sqlite", "after open", ["a c1", "b c2"], 3),  # nothing of the turn is in the file: its caller sends it again
-        ("sqlite", "after opened", ["a c1", "b c2"], 3),
+        ("sqlite", "before open", ["a c1", "b c2"], 3),  # nothing of the turn is in the file: its caller sends it again
+        ("sqlite", "after open", ["a c1", "b c2"], 3),
         ("sqlite", "after result 1", ["a c1", "b c2"], 3),
         ("sqlite", "before end", ["a c1", "b c2"], 4),  # the last reply alone was not in the file
         ("sqlite", "after end", ["a c1", "b c2"], 3),
@@ -159,7 +159,7 @@ async def test_a_killed_turn_goes_on_in_each_kind_of_store(  # DUR-D8, DUR-31, S
     world: World, point: str, lines: list[str], requests: int
 ) -> None:
     await world.kill_at(point, "twice")
-    if point == "after open":
+    if point == "before open":
         assert await world.session.pending() is None
         await world.session.send("twice")
     else:

@@ -161,10 +161,8 @@ TURNS = [
     ("after result 2", ["a c1", "b c2"], 3),
 ]
 SQLITE = [
-    # nothing of the turn is in the store: it is sent again
-    ("before open", ["a c1", "b c2"], 3),
-    ("after open", ["a c1", "b c2"], 3),
-    ("after opened", ["a c1", "b c2"], 3),
+    ("before open", ["a c1", "b c2"], 3),  # nothing of the turn is in the store: it is sent again
+    ("after open", ["a c1", "b c2"], 3),  # its input is in the store
     ("before end", ["a c1", "b c2"], 4),  # the last reply alone was not in the store
     ("after end", ["a c1", "b c2"], 3),
 ]
