@@ -30,6 +30,7 @@ from lousho_ray.actors.session_conversation import START_TIMEOUT_S, Entry, Sessi
 from lousho_ray.actors.shipping import Shipper
 from lousho_ray.definition import AgentDefinition
 from lousho_ray.durable import PendingTurn
+from lousho_ray.exporters import part_of_caller
 from lousho_ray.handle import RunSource
 from lousho_ray.ids import new_id
 from lousho_ray.messages import Message
@@ -37,7 +38,7 @@ from lousho_ray.options import Compaction
 from lousho_ray.ports import Observer
 from lousho_ray.session import Request
 from lousho_ray.session_compaction import SessionCompaction
-from lousho_ray.spans import TraceContext, TraceExporter, is_worker_local
+from lousho_ray.spans import TraceContext, TraceExporter
 
 RESTART_PAUSES_S = (0.3, 0.6, 1.2, 2.4, 4.8, 9.6)
 """Waits for an actor that is being started again: 0.6 s for a process, up to 18 s when its node was lost."""
@@ -82,10 +83,10 @@ class HostedLink:
 
     def trace(self) -> tuple[TraceContext | None, TraceExporter | None]:
         """How a turn that begins now is traced, and the exporter here that its spans are sent to."""
-        exporter = self._definition.exporter
-        if exporter is None:
+        if self._definition.exporter is None:
             return None, None
-        return self._definition.trace(), None if is_worker_local(exporter) else exporter
+        exporter = part_of_caller(self._definition.exporter)
+        return replace(self._definition.trace(), sent=exporter is not None), exporter
 
     async def load(self) -> list[Message]:
         messages: list[Message] = await self._call("load")

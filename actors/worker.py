@@ -126,7 +126,7 @@ class WorkerActor:
             spans: TraceExporter | None = None
             if child.trace.on:
                 child = replace(child, trace=replace(child.trace, where=this_actor()))
-                spans = definition.exporter or SpanSender(report)
+                spans = SpanSender(report)
             emitter = Emitter(Stamp(child.run_id), sinks, drain=client.log.drain, subagent=child.info, spans=spans)
             outcome = await run_child(definition, child, emitter, signal, self._ledger, LocalSpawner(self._ledger))
         except BaseException as error:

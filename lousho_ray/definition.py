@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from lousho_ray.exporters import part_of_each_process
 from lousho_ray.fingerprint import fingerprint
 from lousho_ray.hosted_tools import HostedTool
 from lousho_ray.loop.output import OutputContract
 from lousho_ray.options import Compaction, Limits, ModelSettings
 from lousho_ray.permissions import PermissionRule
 from lousho_ray.ports import LLMProvider, Reasoning
-from lousho_ray.spans import TraceContext, TraceExporter, is_worker_local
+from lousho_ray.spans import TraceContext, TraceExporter
 from lousho_ray.tools.registry import AnyTool
 
 DEFAULT_INSTRUCTIONS = "You are a helpful assistant."
@@ -111,7 +112,7 @@ class AgentDefinition:
         capture = self.capture_content
         if capture is None:
             capture = os.environ.get(CAPTURE_VARIABLE, "").lower() == "true"
-        return TraceContext(self.exporter is not None, capture, self.redact_content)
+        return TraceContext(self.exporter is not None, capture_content=capture, redact_content=self.redact_content)
 
     def portable(self) -> AgentDefinition:
         """The part that runs elsewhere: observers stay with the caller, stores are reached by reference."""
@@ -122,7 +123,7 @@ class AgentDefinition:
             on_run_end=None,
             on_permission_decision=None,
             on_permission_mode_change=None,
-            exporter=self.exporter if self.exporter is not None and is_worker_local(self.exporter) else None,
+            exporter=part_of_each_process(self.exporter),
             store=None,
             subagents=children,
         )

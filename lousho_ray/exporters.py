@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -15,8 +15,7 @@ from lousho_ray.spans import Span, TraceExporter, check_exporter, is_worker_loca
 def combine_exporters(*exporters: TraceExporter) -> TraceExporter:
     """An exporter that sends every span to each of several. What one of them raises is logged once, and the others go on.
 
-    It works per process only when all of them do (`worker_local()`). Mixed with others, such an exporter gets all spans in the
-    process of the caller, like those it stands beside.
+    Those that work per process (`worker_local()`) still do so beside others, which get all spans where the caller is.
 
     Raises:
         ConfigurationError: There is none, or one lacks a method.
@@ -25,21 +24,42 @@ def combine_exporters(*exporters: TraceExporter) -> TraceExporter:
         raise ConfigurationError("combine_exporters() needs at least one exporter.", field="exporters")
     for index, exporter in enumerate(exporters):
         check_exporter(exporter, f"exporters[{index}]")
-    return _Combined(exporters)
+    return _Combined([part for exporter in exporters for part in _parts(exporter)])
 
 
 class _Combined:
-    def __init__(self, exporters: tuple[TraceExporter, ...]) -> None:
-        self._exporters = exporters
-        self.worker_local = all(map(is_worker_local, exporters))
+    def __init__(self, parts: Sequence[TraceExporter]) -> None:
+        self.parts = parts
+
+    @property
+    def worker_local(self) -> bool:
+        return all(map(is_worker_local, self.parts))
 
     def on_span_start(self, span: Span) -> None:
-        for exporter in self._exporters:
-            told(exporter.on_span_start, span)
+        for part in self.parts:
+            told(part.on_span_start, span)
 
     def on_span_end(self, span: Span) -> None:
-        for exporter in self._exporters:
-            told(exporter.on_span_end, span)
+        for part in self.parts:
+            told(part.on_span_end, span)
+
+
+def _parts(exporter: TraceExporter | None) -> Sequence[TraceExporter]:
+    if isinstance(exporter, _Combined):
+        return exporter.parts
+    return () if exporter is None else (exporter,)
+
+
+def part_of_each_process(exporter: TraceExporter | None) -> TraceExporter | None:
+    """What of an exporter travels to where runs begin: that which works per process."""
+    local = [part for part in _parts(exporter) if is_worker_local(part)]
+    return combine_exporters(*local) if local else None
+
+
+def part_of_caller(exporter: TraceExporter | None) -> TraceExporter | None:
+    """What of an exporter stays with the caller, and gets the spans of other processes there."""
+    here = [part for part in _parts(exporter) if not is_worker_local(part)]
+    return combine_exporters(*here) if here else None
 
 
 def worker_local(factory: Callable[[], TraceExporter]) -> TraceExporter:

@@ -328,6 +328,7 @@ class TraceContext:
 
     Attributes:
         on: Whether anybody gets the spans.
+        sent: Whether they are sent to the process that the request came from.
         capture_content: Whether messages, arguments and results are recorded under their `gen_ai.*` names.
         redact_content: Whether they are left out under their deprecated names.
         parent_id: The span above the run's.
@@ -336,6 +337,7 @@ class TraceContext:
     """
 
     on: bool = False
+    sent: bool = False
     capture_content: bool = False
     redact_content: bool = True
     parent_id: str | None = None

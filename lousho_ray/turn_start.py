@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from lousho_ray.cancellation import Aborted
 from lousho_ray.definition import AgentDefinition
 from lousho_ray.errors import ConfigurationError, LoushoError
+from lousho_ray.exporters import combine_exporters
 from lousho_ray.handle import LocalRun
 from lousho_ray.ids import new_id
 from lousho_ray.loop.emitter import Emitter, Stamp
@@ -79,8 +80,9 @@ def begin_turn(turn: LocalRun, request: Request, definition: AgentDefinition, ob
         turn.mode.set(request.mode or definition.permission_mode)
     turn.trace = request.trace or definition.trace()
     spans: TraceExporter | None = definition.exporter
-    if spans is None and turn.trace.on:  # it is in the process that the request came from
-        spans = SpanSender(turn.log.append)
+    if turn.trace.sent:
+        sender = SpanSender(turn.log.append)
+        spans = sender if spans is None else combine_exporters(spans, sender)
     return run_emitter(turn, observers, observed=request.observed, spans=spans)
 
 

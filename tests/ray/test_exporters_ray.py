@@ -12,6 +12,7 @@ import pytest
 from lousho_ray import (
     MockProvider,
     TraceExporter,
+    combine_exporters,
     create_agent,
     file_trace_exporter,
     list_traces,
@@ -21,10 +22,12 @@ from lousho_ray import (
 )
 from tests.ray.processes import fan_out
 from tests.ray.test_node_loss import run_cluster
+from tests.unit.span_support import Recorder
 
 
 def to_files(folder: str) -> TraceExporter:
     """Makes the exporter of a process, and says which process it was."""
+    Path(folder).mkdir(exist_ok=True)
     Path(folder, f"{os.getpid()}.made").touch()
     return file_trace_exporter(Path(folder, "traces"))
 
@@ -44,6 +47,30 @@ async def test_a_session_actor_has_an_exporter_of_its_own(tmp_path: Path) -> Non
     tasks = [span for span in trace.children(trace.root) if span.name == "execute_tool task"]
     assert [[child.name for child in trace.children(task)] for task in tasks] == [["invoke_agent reader"]] * 2
     assert all(span.attributes[semconv.ACTOR_ID] for span in trace.spans)
+
+
+@pytest.mark.usefixtures("ray_cluster")
+async def test_beside_the_exporter_of_each_process_one_of_the_caller_hears_all_the_same(tmp_path: Path) -> None:
+    # OBS-40, OBS-42; OBS-07: the sub-agent's own exporter is not asked
+    heard, unasked = Recorder(), tmp_path / "unasked"
+    own = worker_local(functools.partial(to_files, str(unasked)))
+    reader = create_agent(provider=MockProvider(policy=lambda request: "read"), name="reader", description="Reads.", exporter=own)
+    exporter = combine_exporters(heard, worker_local(functools.partial(to_files, str(tmp_path))))
+    lead = create_agent(provider=MockProvider(policy=fan_out(1)), subagents={"child": reader}, exporter=exporter, name="lead")
+    await lead.session().send("Go.")
+    tree = [
+        "invoke_agent lead",
+        "  chat mock-1",
+        "  execute_tool task",
+        "    invoke_agent reader",
+        "      chat mock-1",
+        "  chat mock-1",
+    ]
+    assert heard.tree() == tree
+    (found,) = list_traces(tmp_path / "traces")
+    assert {span.id for span in read_trace(found.trace_id, tmp_path / "traces").spans} == {span.id for span in heard.ended}
+    assert f"{os.getpid()}.made" not in {path.name for path in tmp_path.glob("*.made")}
+    assert not unasked.exists()
 
 
 @pytest.mark.timeout(180)

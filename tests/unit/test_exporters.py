@@ -13,7 +13,7 @@ import cloudpickle
 import pytest
 
 from lousho_ray import ConfigurationError, MockProvider, create_agent
-from lousho_ray.exporters import combine_exporters, worker_local
+from lousho_ray.exporters import combine_exporters, part_of_caller, part_of_each_process, worker_local
 from lousho_ray.spans import Span, TraceExporter, is_worker_local, with_span
 
 
@@ -97,14 +97,30 @@ def test_what_is_combined_is_checked(exporters: Any, field: str) -> None:
     assert (caught.value.code, caught.value.field) == ("LOUSHO_CONFIG_INVALID", field)
 
 
-def test_a_combination_works_per_process_when_all_of_it_does() -> None:
+def test_of_a_combination_only_what_works_per_process_travels() -> None:
     # OBS-40, OBS-42
-    local = worker_local(make_recorder)
-    assert is_worker_local(combine_exporters(local, worker_local(make_recorder)))
-    assert not is_worker_local(combine_exporters(local, Recorder()))
-    both = pickle.loads(pickle.dumps(combine_exporters(local, local)))
-    assert is_worker_local(both)
-    trace(both)
+    here, local = Recorder(), worker_local(lambda: make_recorder())
+    mixed = combine_exporters(here, combine_exporters(local, here))
+    assert is_worker_local(combine_exporters(local, local))
+    assert not is_worker_local(mixed)
+    travels, stays = part_of_each_process(mixed), part_of_caller(mixed)
+    assert travels is not None
+    assert stays is not None
+    copy = cloudpickle.loads(cloudpickle.dumps(travels))
+    assert is_worker_local(copy)
+    trace(copy)
+    (made,) = MADE
+    assert (made.told, here.told) == (["start job", "end job"], [])
+    trace(stays)
+    assert (len(made.told), here.told) == (2, ["start job", "start job", "end job", "end job"])
+
+
+@pytest.mark.parametrize(
+    ("exporter", "travels", "stays"), [(None, False, False), (Recorder(), False, True), (worker_local(list), True, False)]
+)
+def test_a_single_exporter_travels_or_stays(exporter: Any, travels: bool, stays: bool) -> None:
+    # OBS-40
+    assert (part_of_each_process(exporter) is not None, part_of_caller(exporter) is not None) == (travels, stays)
 
 
 # ------------------------------------------------------------------------------------------------------- one in each process
