@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from lousho_ray.errors import AgentExecutionError
@@ -26,12 +27,20 @@ class ActorCaller:
         connect: Returns the actor's handle. May block, and raise when there is none now.
         what: The actor's name in errors, for example "rate limiter".
         delays_s: The waits between attempts, `RETRY_DELAYS_S` by default; how often a call is tried follows from it.
+        if_silent: What to do with the handle of an actor that does not answer in time, before the next attempt.
     """
 
-    def __init__(self, connect: Callable[[], Any], what: str, delays_s: Sequence[float] | None = None) -> None:
+    def __init__(
+        self,
+        connect: Callable[[], Any],
+        what: str,
+        delays_s: Sequence[float] | None = None,
+        if_silent: Callable[[Any], Awaitable[object]] | None = None,
+    ) -> None:
         self._connect = connect
         self._what = what
         self._delays_s = RETRY_DELAYS_S if delays_s is None else delays_s
+        self._if_silent = if_silent
         self._handle: Any = None
 
     async def __call__(self, method: str, *args: Any, timeout_s: float) -> Any:
@@ -44,7 +53,9 @@ class ActorCaller:
             try:
                 return await self._attempt(method, args, timeout_s)
             except Exception as error:
-                self._handle = None
+                silent, self._handle = self._handle, None
+                if isinstance(error, TimeoutError) and self._if_silent is not None and _is_actor(silent):
+                    await self._if_silent(silent)
                 if delay is None:
                     raise AgentExecutionError(
                         f"The {self._what} actor cannot be reached: {len(self._delays_s) + 1} attempts failed, the last with "
@@ -75,11 +86,31 @@ def find_actor(name: str, namespace: str | None) -> Any:
     return ray.get_actor(name, namespace=namespace)
 
 
+def was_restarted() -> bool:
+    """Whether this process is an actor of which an earlier life was lost."""
+    import ray
+
+    return bool(ray.get_runtime_context().was_current_actor_reconstructed)
+
+
 def _check_connected(handle: Any) -> None:
     """Raises `ConnectionError` for an actor of a cluster that this process has left: Ray would start a new one for the call."""
-    ray = sys.modules.get("ray")
-    if ray is not None and isinstance(handle, ray.actor.ActorHandle) and not ray.is_initialized():
+    if _is_actor(handle) and not sys.modules["ray"].is_initialized():
         raise ConnectionError(_NOT_CONNECTED)
+
+
+def _is_actor(handle: Any) -> bool:
+    """Whether it is a handle of Ray's. Does not load Ray."""
+    ray = sys.modules.get("ray")
+    return ray is not None and isinstance(handle, ray.actor.ActorHandle)
+
+
+async def end_if_frozen(handle: Any) -> None:
+    """For an actor of ours that runs no user code: one that does not even say that it is there is started again."""
+    from lousho_ray.actors.liveness import judge
+
+    with suppress(AgentExecutionError):  # The cluster itself is gone, which the next attempt finds out.
+        await judge(handle, group=None)
 
 
 _NOT_CONNECTED = "this process is not connected to a Ray cluster"

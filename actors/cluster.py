@@ -169,6 +169,10 @@ class ActorLostError(AgentExecutionError):
     """The process behind a call died or cannot be reached; whether the call took effect is unknown."""
 
 
+class ActorSilentError(OperationTimeoutError):
+    """An actor has not answered a call in the time it was given. It may be busy, frozen, or still starting."""
+
+
 async def ask(call: Awaitable[T], what: str, *, timeout_s: float = CALL_TIMEOUT_S) -> T:
     """Awaits an actor call with a bound and returns its answer or raises what the actor raised, as the same object it was there.
 
@@ -179,7 +183,7 @@ async def ask(call: Awaitable[T], what: str, *, timeout_s: float = CALL_TIMEOUT_
 
     Raises:
         ActorLostError: `LOUSHO_AGENT_EXECUTION_FAILED`: the actor's process died or is out of reach.
-        OperationTimeoutError: `LOUSHO_OPERATION_TIMEOUT`.
+        ActorSilentError: `LOUSHO_OPERATION_TIMEOUT`: it did not answer in time.
     """
     try:
         async with asyncio.timeout(timeout_s):
@@ -188,7 +192,7 @@ async def ask(call: Awaitable[T], what: str, *, timeout_s: float = CALL_TIMEOUT_
         if isinstance(error, LoushoError):
             raise
         ms = timeout_s * 1000
-        raise OperationTimeoutError(f"{what} did not answer within {ms:g} ms.", operation=what, timeout_ms=ms) from None
+        raise ActorSilentError(f"{what} did not answer within {ms:g} ms.", operation=what, timeout_ms=ms) from None
     except RayError as error:
         cause = unwrapped(error)
         if cause is None:

@@ -198,7 +198,7 @@ class HostedTurn:
         try:
             home = await asyncio.shield(self._home)
             cursor = self._events.cursor
-            batch = await ask(live(home.actor).read.remote(home.run_id, cursor), self._link.what, timeout_s=ANSWERS_IN_S)
+            batch = await self._link.ask(home.actor, live(home.actor).read.remote(home.run_id, cursor), timeout_s=ANSWERS_IN_S)
             events = self._events.take(self._without_spans(batch.events), batch.cursor)
         except ActorLostError as error:
             try:
@@ -256,10 +256,12 @@ class HostedTurn:
 
     async def _input_applied(self, input_id: str, messages: tuple[Message, ...], steer: bool) -> bool:
         home = await asyncio.shield(self._home)
-        await ask(live(home.actor).add_input.remote(home.run_id, input_id, messages, steer), self._link.what)
+        await self._link.ask(home.actor, live(home.actor).add_input.remote(home.run_id, input_id, messages, steer))
         applied: bool | None = None
         while applied is None:
-            applied = await ask(live(home.actor).applied.remote(home.run_id, input_id), self._link.what, timeout_s=ANSWERS_IN_S)
+            applied = await self._link.ask(
+                home.actor, live(home.actor).applied.remote(home.run_id, input_id), timeout_s=ANSWERS_IN_S
+            )
         return applied
 
     async def _control(self, call: Callable[[_Home], Awaitable[Any]]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lousho_ray.actors.calling import find_actor
+from lousho_ray.actors.calling import find_actor, was_restarted
 from lousho_ray.actors.limiter_client import LimiterClient
 from lousho_ray.clock import SYSTEM_CLOCK, Clock, TimerHandle
 from lousho_ray.ids import new_id
@@ -41,7 +41,7 @@ class RateLimiterActor:
         self._shared = SharedLimits(
             epoch=new_id(),
             now=clock.now(),
-            restarted=_was_restarted() if restarted is None else restarted,
+            restarted=was_restarted() if restarted is None else restarted,
             first_arrival=time.time_ns(),
             on_news=self._wake,
             lease_s=lease_s,
@@ -182,9 +182,3 @@ class RemoteLink:
 _CLIENTS: weakref.WeakValueDictionary[tuple[str, str | None], LimiterClient] = weakref.WeakValueDictionary()
 _LINKS: weakref.WeakValueDictionary[LimiterReference, RemoteLink] = weakref.WeakValueDictionary()
 _REGISTRY_LOCK = threading.Lock()
-
-
-def _was_restarted() -> bool:
-    import ray
-
-    return bool(ray.get_runtime_context().was_current_actor_reconstructed)

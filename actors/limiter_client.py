@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lousho_ray.actors.calling import ACTOR_LOOP, ActorCaller
+from lousho_ray.actors.calling import ACTOR_LOOP, ActorCaller, end_if_frozen
 from lousho_ray.actors.limiter_outbox import Batch, Lot, Outbox
 from lousho_ray.clock import SYSTEM_CLOCK, Clock
 from lousho_ray.errors import AgentExecutionError, LoushoError
@@ -58,7 +58,7 @@ class LimiterClient:
     def __init__(self, connect: Callable[[], Any], clock: Clock = SYSTEM_CLOCK) -> None:
         self.id = new_id()
         self._now = clock.now
-        self._call = ActorCaller(connect, "rate limiter")
+        self._call = ActorCaller(connect, "rate limiter", if_silent=end_if_frozen)
         self._loop = ACTOR_LOOP.loop()
         self._tasks: set[asyncio.Task[None]] = set()
         # Guarded by the lock: what any thread may touch.

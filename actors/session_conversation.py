@@ -7,8 +7,9 @@ import copy
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from lousho_ray.actors.cluster import ActorLostError, ask, live
+from lousho_ray.actors.cluster import ActorLostError, live
 from lousho_ray.actors.conversation import Conversation
+from lousho_ray.actors.liveness import ask_busy
 from lousho_ray.actors.session import ANSWERS_IN_S, Accepted, Start
 from lousho_ray.actors.session_clients import Ending, Endings, endings_in
 from lousho_ray.errors import LoushoError
@@ -116,7 +117,10 @@ class SessionConversation(Conversation[Entry, Told]):
         return accepted.life
 
     async def _ask_to_start(self, starts: Sequence[Start]) -> Accepted:
-        accepted: Accepted = await ask(live(self.handle).submit.remote(self.id, starts), _ACTOR, timeout_s=START_TIMEOUT_S)
+        bound_s = START_TIMEOUT_S if self._life is None else ANSWERS_IN_S  # the first call waits for its process
+        accepted: Accepted = await ask_busy(
+            self.handle, live(self.handle).submit.remote(self.id, starts), _ACTOR, timeout_s=bound_s
+        )
         return accepted
 
     async def _poll(self, cursor: int) -> Told:
@@ -126,7 +130,9 @@ class SessionConversation(Conversation[Entry, Told]):
             return await self._ask_for_ends(cursor, apart=True)
 
     async def _ask_for_ends(self, cursor: int, *, apart: bool) -> Told:
-        answer: Endings = await ask(live(self.handle).poll.remote(self.id, cursor, apart), _ACTOR, timeout_s=ANSWERS_IN_S)
+        answer: Endings = await ask_busy(
+            self.handle, live(self.handle).poll.remote(self.id, cursor, apart), _ACTOR, timeout_s=ANSWERS_IN_S
+        )
         try:
             endings = [ending for parcel in answer.parcels for ending in endings_in(parcel)]
         except Exception as error:

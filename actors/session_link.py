@@ -18,13 +18,13 @@ from lousho_ray.actors.cluster import (
     CALL_TIMEOUT_S,
     KNOWN_TO_LIVE_S,
     ActorLostError,
-    ask,
     attached,
     live,
     look_up_again,
     this_process,
 )
 from lousho_ray.actors.hosted_turn import HostedTurn
+from lousho_ray.actors.liveness import ask_busy
 from lousho_ray.actors.session import ANSWERS_IN_S, SessionKey, Start
 from lousho_ray.actors.session_conversation import START_TIMEOUT_S, Entry, SessionConversation
 from lousho_ray.actors.shipping import Shipper
@@ -172,8 +172,10 @@ class HostedLink:
             if self._key.private is not None:
                 weakref.finalize(self, _forget, self._actor, self._key.private).atexit = False
         actor = self._actor
-        if time.monotonic() - self._conversation(actor).answered_at > KNOWN_TO_LIVE_S:
-            await self.ask(actor, live(actor).turns.remote(), timeout_s=START_TIMEOUT_S)
+        silent_s = time.monotonic() - self._conversation(actor).answered_at
+        if silent_s > KNOWN_TO_LIVE_S:
+            bound_s = START_TIMEOUT_S if silent_s == float("inf") else ANSWERS_IN_S  # the first call waits for its process
+            await self.ask(actor, live(actor).turns.remote(), timeout_s=bound_s)
         return self._key, actor
 
     async def start_on(self, actor: Any, request: Request) -> Entry:
@@ -183,9 +185,9 @@ class HostedLink:
         return self._conversation(actor).start(Start(self._key, shipment, request), self.what)
 
     async def ask(self, actor: Any, call: Awaitable[Any], *, timeout_s: float = CALL_TIMEOUT_S) -> Any:
-        """Awaits a call of the session's actor. When that is lost, the next call looks for the actor anew."""
+        """Awaits a call of the session's actor. When that is lost or frozen, the next call looks for the actor anew."""
         try:
-            answer = await ask(call, self.what, timeout_s=timeout_s)
+            answer = await ask_busy(actor, call, self.what, timeout_s=timeout_s)
         except ActorLostError:
             self.lost(actor)
             raise

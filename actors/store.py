@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from ray.cloudpickle import cloudpickle
 from lousho_ray.actors.calling import ActorCaller
 from lousho_ray.actors.cluster import NAMESPACE, home_of, named_actor, own_place
 from lousho_ray.actors.garbage import collect_rarely, set_aside
+from lousho_ray.actors.liveness import CONTROL, judge
 from lousho_ray.actors.shipping import portable
 from lousho_ray.errors import AgentExecutionError, StorageError
 from lousho_ray.stores.durable_turns import turns_of
@@ -85,6 +87,7 @@ class StoreReference:
             StorageError: `LOUSHO_STORAGE_FAILED`: the machine that has the file is not in the cluster.
         """
         options: dict[str, Any] = {"max_restarts": -1, "max_task_retries": 0, "max_concurrency": 10_000}
+        options["concurrency_groups"] = {CONTROL: 1}
         if isinstance(self.source, bytes):
             options |= own_place().bound  # What it holds was put there by this process and cannot be had again.
         elif self.source.on_one_machine:
@@ -99,6 +102,12 @@ class StoreReference:
         if self.detached:
             options["lifetime"] = "detached"
         return named_actor(StoreActor, self.name, self.source, options=options, fresh=True)
+
+    async def end_if_frozen(self, actor: Any) -> None:
+        """For an actor that did not answer: a frozen one is started again, unless what it holds would be lost with it."""
+        if isinstance(self.source, StoreLocation):
+            with suppress(AgentExecutionError):  # The cluster itself is gone, which the next attempt finds out.
+                await judge(actor)
 
     def connect(self) -> RemoteStore:
         return RemoteStore(self)
@@ -152,7 +161,7 @@ class RemoteStore:
 
     def __init__(self, reference: StoreReference) -> None:
         self.reference = reference
-        self._call = ActorCaller(reference.actor, f"store {reference.name}", RETRY_DELAYS_S)
+        self._call = ActorCaller(reference.actor, f"store {reference.name}", RETRY_DELAYS_S, reference.end_if_frozen)
         self._batches: dict[asyncio.AbstractEventLoop, _Batcher] = {}
         self.sessions = self._part("sessions")
         self.checkpoints = self._part("checkpoints")

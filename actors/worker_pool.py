@@ -1,7 +1,8 @@
 """The client side of the worker actors: hands children to the least busy worker and passes on what they report.
 
-A worker that does not answer loses its children: each is an outcome with an error, and is told to stop in case it still runs. No
-more children go to that worker, as long as there is another one, until it answers again.
+A worker that was lost loses its children: each is an outcome with an error, and is told to stop in case it still runs. No more
+children go to that worker, as long as there is another one, until it answers again. One that is frozen is started again; one that
+is there, but busy, is waited for.
 """
 
 from __future__ import annotations
@@ -12,7 +13,17 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from lousho_ray.actors.cluster import KNOWN_TO_LIVE_S, LOOK_UP_AGAIN_S, ActorLostError, ask, attached, live, look_up_again
+from lousho_ray.actors.cluster import (
+    KNOWN_TO_LIVE_S,
+    LOOK_UP_AGAIN_S,
+    ActorLostError,
+    ActorSilentError,
+    ask,
+    attached,
+    live,
+    look_up_again,
+)
+from lousho_ray.actors.liveness import BUSY_S, Verdict, ask_busy, judge
 from lousho_ray.actors.shipping import Shipment, Shipper
 from lousho_ray.actors.worker import POLL_S, Report
 from lousho_ray.cancellation import Aborted, AbortReason, AbortSignal
@@ -163,6 +174,8 @@ class WorkerClient:
                 await self._reach()
                 life = await ask(live(self._handle).submit.remote(self._id, batch), _WHAT, timeout_s=SUBMIT_TIMEOUT_S)
             except Exception as error:
+                if isinstance(error, ActorSilentError):
+                    await self._is_busy()
                 self._lose([child.run_id for _, child in batch], error)
                 continue
             self._live(life)
@@ -176,12 +189,13 @@ class WorkerClient:
         self._sending = None
 
     async def _reach(self) -> None:
-        """Asks a worker that was idle whether it is there, and waits while it is started again."""
+        """Asks a worker that was idle whether it is there, and waits while it is started again, also because it was frozen."""
         for pause_s in (*RESTART_PAUSES_S, None):
             if time.monotonic() - self._answered_at < KNOWN_TO_LIVE_S:
                 return
             try:
-                await ask(live(self._handle).running.remote(), _WHAT, timeout_s=SUBMIT_TIMEOUT_S)
+                bound_s = SUBMIT_TIMEOUT_S if self._life is None else POLL_TIMEOUT_S  # the first call waits for its process
+                await ask_busy(self._handle, live(self._handle).running.remote(), _WHAT, timeout_s=bound_s)
                 self._answered_at = time.monotonic()
             except ActorLostError:
                 if pause_s is None:
@@ -190,18 +204,31 @@ class WorkerClient:
 
     async def _poll(self) -> None:
         """Keeps one poll open while children run."""
+        answered_at = time.monotonic()
         while any(child.life is not None for child in self._children.values()):
             life = self._life
             try:
                 answer = await ask(live(self._handle).poll.remote(self._id, self._cursor), _WHAT, timeout_s=POLL_TIMEOUT_S)
             except Exception as error:
-                # Children of a later life, which began while this call was open, are not lost with it.
-                self._lose([run_id for run_id, child in self._children.items() if child.life == life], error)
+                patient = isinstance(error, ActorSilentError) and time.monotonic() - answered_at < BUSY_S
+                busy = patient and await self._is_busy()
+                # Children of a later life, which began while this call was open, are not lost with it. Of a busy worker's children
+                # those that were told to stop are not waited for.
+                lost = {run_id: child for run_id, child in self._children.items() if child.life == life}
+                self._lose([run_id for run_id, child in lost.items() if not busy or child.stopped is not None], error)
                 continue
+            answered_at = time.monotonic()
             self._live(answer.life)
             self._cursor = answer.cursor
             self._take(answer.reports)
         self._polling = None
+
+    async def _is_busy(self) -> bool:
+        """Whether a worker that has not answered is there all the same; one that is frozen is started again."""
+        try:
+            return await judge(self._handle) is Verdict.BUSY
+        except LoushoError:  # The cluster itself is gone.
+            return False
 
     def _live(self, life: str) -> None:
         """A worker in a new life has lost the children of the old one, and its reports begin anew."""

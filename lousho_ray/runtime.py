@@ -241,7 +241,8 @@ def _limiter_actor() -> Any:
 
 def _ledger() -> Ledger:
     """This process's client of the job's budget actor. Blocks while the actor starts."""
-    from lousho_ray.actors.budget import ACTOR_OPTIONS, BudgetActor, remote_ledger
+    from lousho_ray.actors.budget import ACTOR_OPTIONS, BudgetActor
+    from lousho_ray.actors.budget_client import remote_ledger
     from lousho_ray.actors.cluster import NAMESPACE, job_id, named_actor, own_place
 
     name = f"lousho-budget-{job_id()}"

@@ -46,7 +46,7 @@ class ChildRun:
     path: str
     prompt: str
     info: SubagentInfo
-    parent: str
+    parent: str | None
     leads: tuple[LeadBudget, ...]
     depth_left: int
     observed: bool
@@ -145,7 +145,7 @@ async def run_child(
         call=CallOptions(principal=child.principal, metadata=child.metadata),
         limiters=child.limiters,
         leads=child.leads,
-        ledger=ledger,
+        ledger=None if child.parent is None else ledger,
         parent=child.parent,
         hooks=hooks,
         approve=definition.approve,
@@ -277,8 +277,9 @@ class Delegation:
         paused = self._state.children.get(ctx.tool_call_id)
         self._count += 1
         task_id = f"task_{self._count}" if paused is None else str(paused["taskId"])
-        ledger = await self._spawner.ledger()
-        await self._deps.budget.join(ledger, self._state.usage.spend)
+        if self._deps.budget.limits_spend:
+            ledger = await self._spawner.ledger()
+            await self._deps.budget.join(ledger, self._state.usage.spend)
         child = self._child(asked.agent, asked.prompt, asked.description, ctx)
         if paused is not None:
             child = self._continued(child, paused, ctx)
@@ -312,7 +313,7 @@ class Delegation:
                 description=description,
                 parent=parent,
             ),
-            parent=context.run_id,
+            parent=None if deps.budget.ledger is None else context.run_id,
             leads=deps.budget.for_children(self._agent.name),
             depth_left=self._depth_left - 1,
             observed=deps.emitter.on,

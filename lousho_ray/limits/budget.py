@@ -5,6 +5,9 @@ a closed run leaves nothing but its figures in the accounts above it, a closed r
 for `ABANDONED_AFTER_S` are dropped.
 
 A *reservation* sets an estimate aside in all accounts of a line while a call is in flight; the report of the call settles it.
+
+A ledger that has lost its memory is told by its clients what they know (`restore`): of each account the highest total that one of
+them was ever told counts. Whoever got the last answer was told everything.
 """
 
 from __future__ import annotations
@@ -38,12 +41,17 @@ class Account:
 
     parent: str | None
     tree: Tree
-    total: Spend = field(default_factory=Spend)
+    restored: Spend = field(default_factory=Spend)
+    booked: Spend = field(default_factory=Spend)
     reserved: Spend = field(default_factory=Spend)
     calls: set[str] = field(default_factory=set)
     in_flight: dict[str, Spend] = field(default_factory=dict)
     children: int = 0
     closed: bool = False
+
+    @property
+    def total(self) -> Spend:
+        return self.restored + self.booked
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +70,11 @@ class Refusal:
 
 
 class ReservingLedger(Ledger, Protocol):
-    """A ledger that sets estimates aside. Both of this package do."""
+    """A ledger that sets estimates aside and can be told of a call in passing. Both of this package do."""
+
+    async def note(self, run_id: str, call_id: str, spend: Spend) -> None:
+        """A `report` whose answer nobody looks at. It is booked soon, and before anything that is asked for the run later."""
+        ...
 
     async def reserve(self, run_id: str, call_id: str, estimate: Spend, caps: Sequence[Cap]) -> Refusal | None:
         """Sets an estimate aside in the run's account and those above, if it fits under all caps together with what is set aside
@@ -115,7 +127,7 @@ class LedgerCore:
         if call_id not in account.calls:
             account.calls.add(call_id)
             for above in self._upwards(run_id):
-                self._accounts[above].total += spend
+                self._accounts[above].booked += spend
         return self.totals(run_id, now)
 
     def reserve(self, run_id: str, call_id: str, estimate: Spend, caps: Sequence[Cap], now: float) -> Refusal | None:
@@ -179,6 +191,25 @@ class LedgerCore:
             self._accounts[account.parent].children -= 1
             here = account.parent
 
+    def restore(self, line: Mapping[str, Spend], in_flight: Mapping[str, Spend], now: float) -> None:
+        """Takes in what a client knows from an earlier life of the ledger. May be repeated.
+
+        Args:
+            line: The totals of a run and of those above it, nearest first, as it was told last.
+            in_flight: What was set aside for the run's calls, by call id.
+        """
+        above: str | None = None
+        for run_id, total in reversed(list(line.items())):
+            self.open(run_id, above, now)
+            self._accounts[run_id].restored = _most(self._accounts[run_id].restored, total)
+            above = run_id
+        for run_id in list(line)[:1]:
+            account = self._accounts[run_id]
+            for call_id, estimate in in_flight.items():
+                if call_id not in account.in_flight and call_id not in account.calls:
+                    account.in_flight[call_id] = estimate
+                    self._set_aside(run_id, estimate)
+
     def _account(self, run_id: str, now: float) -> Account:
         account = self._accounts.get(run_id)
         if account is None:
@@ -218,6 +249,12 @@ class LedgerCore:
                 self._drop(root)
 
 
+def _most(one: Spend, other: Spend) -> Spend:
+    cost = None if one.cost is None or other.cost is None else max(one.cost, other.cost)
+    tokens = max(one.input_tokens, other.input_tokens), max(one.output_tokens, other.output_tokens)
+    return Spend(*tokens, cost, max(one.calls, other.calls))
+
+
 def _negative(spend: Spend) -> Spend:
     return Spend(-spend.input_tokens, -spend.output_tokens, None if spend.cost is None else -spend.cost, -spend.calls)
 
@@ -237,6 +274,9 @@ class LocalLedger:
     async def report(self, run_id: str, call_id: str, spend: Spend) -> Mapping[str, Spend]:
         with self._lock:
             return self._core.report(run_id, call_id, spend, self._clock.now())
+
+    async def note(self, run_id: str, call_id: str, spend: Spend) -> None:
+        await self.report(run_id, call_id, spend)
 
     async def reserve(self, run_id: str, call_id: str, estimate: Spend, caps: Sequence[Cap]) -> Refusal | None:
         with self._lock:

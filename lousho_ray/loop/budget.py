@@ -7,11 +7,13 @@ finished, wherever they run: the ledger's answer is what is checked.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal, cast
 
 from lousho_ray.cancellation import AbortReason, AbortSignal
 from lousho_ray.clock import SYSTEM_CLOCK, Clock
+from lousho_ray.errors import AgentExecutionError
 from lousho_ray.limits.budget import Refusal, ReservingLedger
 from lousho_ray.limits.checks import Breach, Cap, Moment, check_limits, check_shared_limits, duration_breach
 from lousho_ray.limits.session_spend import SessionSpend
@@ -72,6 +74,7 @@ class Budget:
         self.session = session
         self._limited = session is not None or bool(self.limits.model_fields_set)
         self.ledger = ledger
+        self._closed = False
         self._parent = parent
         self._before = spent_before
         self._clock = clock
@@ -87,6 +90,16 @@ class Budget:
         session = self.session
         capped = session is not None and session.limits.max_cost_usd is not None and session.before.spend.cost is not None
         return capped or any(limits.max_cost_usd is not None for limits in (self.limits, *(lead.limits for lead in self.leads)))
+
+    @property
+    def limits_spend(self) -> bool:
+        """Whether anything limits the tokens or the cost of this run and those below it: else no sum is needed."""
+        session = () if self.session is None else (self.session.limits,)
+        return any(
+            most is not None
+            for limits in (self.limits, *session, *(lead.limits for lead in self.leads))
+            for most in (limits.max_tokens, limits.max_input_tokens, limits.max_output_tokens, limits.max_cost_usd)
+        )
 
     def for_children(self, name: str) -> tuple[LeadBudget, ...]:
         """What the sub-agents of this run are held to, nearest first."""
@@ -113,8 +126,19 @@ class Budget:
             self.ledger = ledger
 
     async def close(self) -> None:
-        if self.ledger is not None:
+        """Ends the account, once everything the run has spent is booked. Does nothing the second time.
+
+        Raises:
+            AgentExecutionError: `LOUSHO_AGENT_EXECUTION_FAILED`: what keeps the account is lost.
+        """
+        if self.ledger is not None and not self._closed:
+            self._closed = True
             await self.ledger.close(self.run_id)
+
+    async def abandon(self) -> None:
+        """Ends the account of a run that has failed, which is error enough. Does nothing after `close()`."""
+        with suppress(AgentExecutionError):
+            await self.close()
 
     def arm(self, abort: AbortSignal) -> Callable[[], None]:
         """Starts the clock of `max_duration_ms`, which interrupts what is in flight. Returns a function that stops it."""
@@ -153,14 +177,14 @@ class Budget:
         return self._reached(await self._totals(spent), "before-call", steps, tool_errors)
 
     async def after_tools_asked(self, call_id: str, call: Spend, spent: Spend) -> BudgetBreach | None:
-        """Books a finished model call; the first limit that keeps its tool calls from running, or `None`."""
-        return self._reached(await self.report(call_id, call, spent), "after-tools-asked")
+        """Books a finished model call under an id that counts once; the first limit that keeps its tool calls from running."""
+        totals = {self.run_id: spent} if self.ledger is None else await self.ledger.report(self.run_id, call_id, call)
+        return self._reached(totals, "after-tools-asked")
 
-    async def report(self, call_id: str, call: Spend, spent: Spend) -> Mapping[str, Spend]:
-        """Books a finished model call under an id that counts once."""
-        if self.ledger is None:
-            return {self.run_id: spent}
-        return await self.ledger.report(self.run_id, call_id, call)
+    async def note(self, call_id: str, call: Spend) -> None:
+        """Books a call when nobody looks at the totals: they are asked for before the next one."""
+        if self.ledger is not None:
+            await cast("ReservingLedger", self.ledger).note(self.run_id, call_id, call)
 
     @property
     def reserves(self) -> bool:

@@ -138,7 +138,7 @@ async def _book_attempts(state: RunState, call: _ModelCall, deps: RunDeps) -> No
         reply = Reply(served_by=ServedBy("", failed.model))
         entry, spend = _book(state, reply, failed.usage, deps, estimated=True)
         call.chat.booked(entry)
-        await deps.budget.report(f"step-{state.steps}-attempt-{number}", spend, state.usage.spend)
+        await deps.budget.note(f"step-{state.steps}-attempt-{number}", spend)
 
 
 async def _book_broken(state: RunState, call: _ModelCall, deps: RunDeps) -> None:
@@ -150,7 +150,7 @@ async def _book_broken(state: RunState, call: _ModelCall, deps: RunDeps) -> None
     used = replace(told, completion_tokens=max(told.completion_tokens, _reply_tokens(came)))
     entry, spend = _book(state, came, used, deps, estimated=True)
     call.chat.booked(entry)
-    await deps.budget.report(f"step-{state.steps}", spend, state.usage.spend)
+    await deps.budget.note(f"step-{state.steps}", spend)
 
 
 def _book(state: RunState, reply: Reply, used: ProviderUsage, deps: RunDeps, *, estimated: bool) -> tuple[StepUsage, Spend]:

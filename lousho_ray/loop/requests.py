@@ -202,5 +202,5 @@ async def _book_side(state: RunState, deps: RunDeps, figures: Metered, purpose: 
     cost_usd = None if figures.cost is None else float(figures.cost)
     entry = StepUsage(state.steps, figures.model, figures.usage, figures.estimated, cost_usd, purpose)
     state.step_usage.append(entry)
-    await deps.budget.report(call_id, figures.spend, state.usage.spend)
+    await deps.budget.note(call_id, figures.spend)
     return entry

@@ -78,6 +78,7 @@ async def _run(state: RunState, deps: RunDeps) -> ExecutionResult[Any]:
         if deps.abort.reason is not None and deps.abort.reason.error is not None:
             raise deps.abort.reason.error
         result = run_result(state, deps, outcome)
+        await deps.budget.close()
         if deps.commit is not None:
             await deps.commit(result)
         report_budget(result, deps)
@@ -91,7 +92,7 @@ async def _run(state: RunState, deps: RunDeps) -> ExecutionResult[Any]:
     finally:
         disarm()
         deps.inbox.close()
-        await deps.budget.close()
+        await deps.budget.abandon()
     emitter.emit(
         RunDone,
         finish_reason=result.finish_reason,
@@ -182,7 +183,7 @@ async def _take(state: RunState, deps: RunDeps, request: GenerateOptions, reply:
 
 async def _final_reply(state: RunState, deps: RunDeps, reply: Reply) -> StepOutcome:
     """A reply without tool calls ends the run, unless input came while it was written and a step is left."""
-    await deps.budget.report(f"step-{state.steps}", reply.spend, state.usage.spend)
+    await deps.budget.note(f"step-{state.steps}", reply.spend)
     outcome: StepOutcome
     if deps.inbox.waiting and await _may_step(state, deps) is None:
         outcome = CONTINUE
@@ -237,7 +238,7 @@ async def _force_answer(state: RunState, deps: RunDeps, outcome: StepOutcome) ->
                 return outcome if isinstance(called, Continue) else called
             await _take(state, deps, request, called)
             cancel_calls(called.tool_calls, state, "The call was not run: no steps are left.")
-            await deps.budget.report(f"step-{state.steps}", called.spend, state.usage.spend)
+            await deps.budget.note(f"step-{state.steps}", called.spend)
             checked = await deps.abort.guard(deps.output.check(called.text, _output_context(state)))
         except Aborted:  # while a hook or a validator ran
             return _step_done(state, deps, "aborted", _aborted(deps), _booked(state))

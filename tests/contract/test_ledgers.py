@@ -11,7 +11,8 @@ from typing import cast
 
 import pytest
 
-from lousho_ray.actors.budget import BudgetActor, RemoteLedger
+from lousho_ray.actors.budget import BudgetActor
+from lousho_ray.actors.budget_client import RemoteLedger
 from lousho_ray.errors import AgentExecutionError
 from lousho_ray.limits.budget import LocalLedger, ReservingLedger
 from lousho_ray.limits.checks import Cap
@@ -27,7 +28,7 @@ def ledger(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> L
     if request.param == "local":
         return LocalLedger()
     lose = (lambda: chance.random() < 0.3) if "bad" in request.param else (lambda: False)
-    handle = InProcessHandle(BudgetActor(), lose)
+    handle = InProcessHandle(BudgetActor(restarted=False), lose)
     return RemoteLedger(lambda: handle)
 
 
@@ -138,19 +139,108 @@ def test_loops_in_threads_report_to_one_lead(ledger: Ledger) -> None:
     assert asyncio.run(ledger.totals("lead"))["lead"].input_tokens == 160
 
 
-async def test_a_new_life_of_the_accountant_is_an_error_for_runs_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lousho_ray.actors.calling.RETRY_DELAYS_S", (0.001,) * 30)
+    monkeypatch.setattr("lousho_ray.actors.budget.RESTORE_S", 0.3)
+
+
+@pytest.mark.usefixtures("soon")
+async def test_a_new_life_of_the_accountant_is_told_what_the_processes_know() -> None:
+    # BUD-33: no run gets room that it did not have, also when another process knew more of its lead
+    handle = InProcessHandle(BudgetActor(restarted=False))
+    here, there, idle = (RemoteLedger(lambda: handle) for _ in range(3))
+    await here.open("lead")
+    await here.report("lead", "1", Spend(5, 0, Decimal("0.5"), 1))
+    for ledger, child in ((here, "a"), (there, "b"), (idle, "c")):
+        await ledger.open(child, "lead")
+        await ledger.totals(child)
+    for number in range(10):
+        await there.report("b", str(number), Spend(10, 0, Decimal("0.1"), 1))
+    await there.close("b")
+    assert await idle.reserve("c", "1", Spend(30), [Cap("lead", max_tokens=140)]) is None
+    await idle.totals("c")
+    handle.replace(BudgetActor(restarted=True))
+    # Of `b` only `idle` knows; it asks for nothing, and tells it all the same.
+    assert (await here.report("a", "1", Spend(1)))["lead"] == Spend(106, 0, Decimal("1.5"), 11)
+    refusal = await here.reserve("a", "2", Spend(5), [Cap("lead", max_tokens=140)])
+    assert refusal is not None
+    assert refusal.breach.value == 106 + 30 + 5
+    assert (await idle.report("c", "1", Spend(1)))["lead"].input_tokens == 107
+    assert await here.reserve("a", "2", Spend(5), [Cap("lead", max_tokens=140)]) is None
+
+
+@pytest.mark.usefixtures("soon")
+async def test_an_accountant_that_dies_again_and_again_forgets_nothing_and_counts_little_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # BUD-32, BUD-33
+    monkeypatch.setattr("lousho_ray.actors.budget.RESTORE_S", 0.05)
+    handle = InProcessHandle(BudgetActor(restarted=False))
+    clients = [RemoteLedger(lambda: handle) for _ in range(4)]
+    await clients[0].open("lead")
+    await clients[0].totals("lead")
+    lives, calls, told = 4, 30, 0
+
+    async def child(number: int) -> None:
+        nonlocal told
+        run, ledger = f"child-{number}", clients[number % 4]
+        await ledger.open(run, "lead")
+        for call in range(calls):
+            total = (await ledger.report(run, str(call), Spend(1)))["lead"].input_tokens
+            told += 1
+            assert total >= told, "an answer holds everything that was answered before"
+        await ledger.close(run)
+
+    children = asyncio.gather(*[child(number) for number in range(8)])
+    for life in range(1, lives + 1):
+        while told < life * 40:
+            await asyncio.sleep(0.001)
+        handle.replace(BudgetActor(restarted=True))
+    await children
+    total = (await clients[0].totals("lead"))["lead"].input_tokens
+    assert 8 * calls <= total <= 8 * calls + lives * 8, "at most the calls whose answers were lost are counted twice"
+
+
+@pytest.mark.usefixtures("soon")
+async def test_an_accountant_that_is_gone_is_an_error_also_for_what_nobody_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     # BUD-33
     monkeypatch.setattr("lousho_ray.actors.calling.RETRY_DELAYS_S", (0.001,))
-    handle = InProcessHandle(BudgetActor())
+    handle = InProcessHandle(BudgetActor(restarted=False))
     ledger = RemoteLedger(lambda: handle)
-    await ledger.open("old")
-    handle.replace(BudgetActor())
-    with pytest.raises(AgentExecutionError, match="'old'"):
-        await ledger.report("old", "1", Spend(1))
-    await ledger.open("new")
-    handle.replace(None)
+    await ledger.open("run")
+    await ledger.totals("run")
+    actor = handle.replace(None)
     with pytest.raises(AgentExecutionError, match="2 attempts failed"):
-        await ledger.report("new", "1", Spend(1))
+        await ledger.report("run", "1", Spend(1))
+    await ledger.note("run", "2", Spend(1))
+
+    async def noted() -> bool:
+        return not ledger._entries and not ledger._awake
+
+    while not await noted():
+        await asyncio.sleep(0.001)
+    handle.replace(actor)
+    with pytest.raises(AgentExecutionError, match="2 attempts failed"):
+        await ledger.close("run")
+
+
+async def test_what_nobody_waits_for_goes_with_the_next_ask_or_soon(ledger: Ledger) -> None:
+    reserving = cast("ReservingLedger", ledger)
+    await ledger.open("run")
+    await reserving.note("run", "1", Spend(1))
+    assert (await ledger.report("run", "2", Spend(2)))["run"].input_tokens == 3
+    await reserving.note("run", "3", Spend(4))
+    await ledger.open("child", "run")
+    assert (await ledger.totals("run"))["run"].input_tokens == 7
+    assert await ledger.totals("child") == {"child": Spend(), "run": Spend(7)}
+
+
+async def test_a_child_of_a_run_that_is_not_known_fails_at_the_latest_when_it_asks(ledger: Ledger) -> None:
+    # BUD-33
+    results = await asyncio.gather(ledger.open("child", "gone"), ledger.totals("child"), return_exceptions=True)
+    first = next(result for result in results if isinstance(result, AgentExecutionError))
+    assert "'gone'" in str(first)
 
 
 def test_a_ledger_without_an_address_does_not_pickle() -> None:

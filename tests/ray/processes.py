@@ -46,6 +46,15 @@ async def pid_of(actor: Any) -> int:
     return int(await actor.__ray_call__.remote(lambda _: __import__("os").getpid()))
 
 
+async def alive(actor: Any) -> bool:
+    """Whether an actor answers soon."""
+    try:
+        await asyncio.wait_for(pid_of(actor), 5)
+    except Exception:
+        return False
+    return True
+
+
 async def kill_process(actor: Any) -> int:
     """Kills the process of an actor, as the kernel does when memory runs out. Returns its id."""
     pid = await pid_of(actor)

@@ -15,10 +15,14 @@ import pytest
 import ray
 
 from lousho_ray import GenerateResult, MockProvider, create_agent
-from lousho_ray.actors.budget import ACTOR_OPTIONS, BudgetActor, RemoteLedger, remote_ledger
+from lousho_ray.actors.budget import ACTOR_OPTIONS, BudgetActor
+from lousho_ray.actors.budget_client import RemoteLedger, remote_ledger
+from lousho_ray.actors.cluster import NAMESPACE, job_id
 from lousho_ray.errors import AgentExecutionError
 from lousho_ray.stores.sqlite import SqliteStore
+from lousho_ray.testing.fake_server import FakeServer, RecordedRequest, Reply, gate
 from lousho_ray.usage import ProviderUsage, Spend
+from tests.ray.processes import kill_process, lead_of, task_results
 
 
 @pytest.fixture
@@ -60,16 +64,80 @@ async def test_a_ledger_travels_as_the_address_of_its_actor(ledger: RemoteLedger
     assert pickle.loads(pickle.dumps(ledger)) is ledger
 
 
-async def test_a_killed_accountant_ends_the_runs_under_way_and_serves_later_ones(actor: Any, ledger: RemoteLedger) -> None:
+async def test_a_killed_accountant_is_told_what_it_knew(actor: Any, ledger: RemoteLedger) -> None:
     # BUD-33
-    await ledger.open("old")
-    await ledger.report("old", "1", Spend(1))
+    await ledger.open("lead")
+    await ledger.report("lead", "1", Spend(5))
+    seen = child_run.remote(ledger, "child", 50)
+    assert await seen == 505
+    holds = Holder.options(num_cpus=0).remote(ledger)
+    assert await holds.report.remote("other", 20) == 525
     os.kill(await actor.__ray_call__.remote(lambda self: __import__("os").getpid()), signal.SIGKILL)
-    with pytest.raises(AgentExecutionError) as raised:
-        await asyncio.wait_for(ledger.report("old", "2", Spend(1)), 50)
-    assert raised.value.code == "LOUSHO_AGENT_EXECUTION_FAILED"
-    await asyncio.wait_for(ledger.open("new"), 50)
-    assert (await ledger.report("new", "1", Spend(7)))["new"].input_tokens == 7
+    assert await asyncio.wait_for(holds.report.remote("other", 1), 50) == 526
+    assert (await ledger.report("lead", "2", Spend(1)))["lead"].input_tokens == 527
+    await ledger.close("lead")
+    ray.kill(holds)
+
+
+@ray.remote
+class Holder:
+    """Another process with a run under way."""
+
+    def __init__(self, ledger: RemoteLedger) -> None:
+        self._ledger = ledger
+        self._count = 0
+
+    async def report(self, run_id: str, tokens: int) -> int:
+        await self._ledger.open(run_id, "lead")
+        self._count += 1
+        return (await self._ledger.report(run_id, str(self._count), Spend(tokens)))["lead"].input_tokens
+
+
+async def test_a_fan_out_goes_on_when_the_accountant_is_killed_and_keeps_its_limit(ray_cluster: str) -> None:
+    # BUD-31, BUD-33: with what was spent before the death its sub-agents may make a few calls more, and no others
+    async with FakeServer(timeout_s=30) as server:
+        children, calls = 4, 24
+        server.respond(AfterTheDeath(children * 2))
+        lead = lead_of(server, children, limits={"max_tokens": calls * 100, "max_steps": 3}, child={"max_steps": 50})
+        running = asyncio.create_task(lead.send("Go."))
+        await server.reached("go", children)
+        await kill_process(ray.get_actor(f"lousho-budget-{job_id()}", NAMESPACE))
+        server.release("go")
+        result = await asyncio.wait_for(running, 50)
+        assert result.finish_reason == "budget-exceeded"
+        own_calls = 4  # the lead has spent some, too
+        assert calls - own_calls <= len(server.requests) <= calls + children
+
+
+async def test_without_a_limit_nothing_is_asked_of_the_accountant(ray_cluster: str) -> None:
+    # BUD-31: a limit of a sub-agent of its own counts in its process
+    async with FakeServer(timeout_s=30) as server:
+        server.respond(lambda request: Reply(tool_calls=[("where", {})], usage=(100, 0)))
+        lead = lead_of(server, 2, limits={"max_steps": 5}, child={"limits": {"max_tokens": 250}})
+        await lead.send("Go.")
+        accountant = ray.get_actor(f"lousho-budget-{job_id()}", NAMESPACE)
+        asked = await accountant.__ray_call__.remote(asks)
+        result = await lead.send("Go.")
+        assert all("stopped at the maxTokens limit" in message.text for message in task_results(result.messages).values())
+        assert await accountant.__ray_call__.remote(asks) == asked
+
+
+def asks(actor: Any) -> int:
+    """Runs in the budget actor: how many calls it has had."""
+    return sum(seq for seq, _, _ in actor._last.values())
+
+
+class AfterTheDeath:
+    """Calls cost 100 tokens each; those behind the first `early` wait for a gate."""
+
+    def __init__(self, early: int) -> None:
+        self._early = early
+        self._asked = 0
+
+    def __call__(self, request: RecordedRequest) -> Any:
+        self._asked += 1
+        reply = Reply(tool_calls=[("where", {})], usage=(100, 0))
+        return reply if self._asked <= self._early else [gate("go"), reply]
 
 
 async def test_an_accountant_that_is_gone_is_an_error(

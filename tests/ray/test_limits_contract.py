@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import ray
 
-from lousho_ray.actors import budget, limiter
+from lousho_ray.actors import budget, budget_client, limiter
 from lousho_ray.limits.limiter import RateLimiter, create_rate_limiter
 from lousho_ray.options import RateLimits
 from lousho_ray.ports import Ledger
@@ -84,7 +84,7 @@ def make(actors: tuple[str, str], ray_cluster: str) -> Make:
 
 @pytest.fixture
 def ledger(actors: tuple[str, str], ray_cluster: str) -> Iterator[Ledger]:
-    shared = budget.remote_ledger(actors[1], ray_cluster)
+    shared = budget_client.remote_ledger(actors[1], ray_cluster)
     yield shared
     for run in ("lead", "run"):
         asyncio.run(shared.close(run))

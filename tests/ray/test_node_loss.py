@@ -22,8 +22,8 @@ QUICK_CHECKS = {f"RAY_health_check_{name}": value for name, value in (("period_m
 """With `failure_threshold` 3 a node that is gone is noticed after 4 s; by default after 15 s."""
 
 
-def run_cluster(module: str, *arguments: str, timeout_s: float = 160) -> dict[str, Any]:
-    """Runs a module that starts a cluster of its own; gives what it reports."""
+def run_cluster(module: str, *arguments: str, timeout_s: float = 160, **more: str) -> dict[str, Any]:
+    """Runs a module that starts a cluster of its own, with `more` variables in its environment; gives what it reports."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PYTHON"))}
     variables |= {
         **QUICK_CHECKS,
@@ -31,6 +31,7 @@ def run_cluster(module: str, *arguments: str, timeout_s: float = 160) -> dict[st
         "PYTHONPATH": str(ROOT),
         "RAY_AUTH_MODE": "disabled",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        **more,
     }
     command = [sys.executable, "-m", module, *arguments]
     done = subprocess.run(command, env=variables, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, check=False)

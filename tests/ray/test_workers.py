@@ -23,10 +23,11 @@ from lousho_ray import (
     create_rate_limiter,
     tool,
 )
-from lousho_ray.actors import worker_pool
+from lousho_ray.actors import liveness, worker_pool
 from lousho_ray.actors.worker import POLL_S
 from lousho_ray.testing.fake_server import FakeServer, RecordedRequest, Reply, gate, status
 from tests.ray.processes import (
+    alive,
     eventually,
     fan_out,
     kill_process,
@@ -152,14 +153,6 @@ async def test_workers_that_are_killed_at_rest_cost_a_delay_and_nothing_else(
 def answer(text: str) -> str:
     """What a child answered, without the footer of its `task` call."""
     return str(json.loads(text)).split("\n\n[sub-agent")[0]
-
-
-async def alive(actor: Any) -> bool:
-    try:
-        await asyncio.wait_for(pid_of(actor), 5)
-    except Exception:
-        return False
-    return True
 
 
 async def test_what_a_killed_workers_child_had_set_aside_is_free_for_the_others(server: FakeServer) -> None:
@@ -324,6 +317,7 @@ async def test_children_that_are_not_started_yet_never_call_the_model(server: Fa
 async def test_a_hung_worker_does_not_hang_the_lead(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     # R: every remote wait has a bound
     monkeypatch.setattr(worker_pool, "POLL_TIMEOUT_S", POLL_S + 2)
+    monkeypatch.setattr(liveness, "CONTROL_ANSWERS_IN_S", 3.0)
     server.respond(where_then_gate)
     children = 4
     lead = lead_of(server, children)
@@ -332,19 +326,21 @@ async def test_a_hung_worker_does_not_hang_the_lead(server: FakeServer, monkeypa
     hung = await pid_of(workers()[0])
     place = {prompt_of(request): int(tool_texts(request)[0]) for request in server.requests if tool_texts(request)}
     os.kill(hung, signal.SIGSTOP)
-    try:
-        server.release("go")
-        result = await asyncio.wait_for(running, 30)
-        assert result.ok
-        results = task_results(result.messages)
-        lost = {f"t{number}" for number in range(children) if place[f"task {number}"] == hung}
-        assert {call_id for call_id, message in results.items() if message.is_error} == lost
-        assert all("did not answer within" in results[call_id].text for call_id in lost)
-        again = await asyncio.wait_for(lead.send("Go."), 30)
-        assert not any(message.is_error for message in task_results(again.messages).values()), "others do the work meanwhile"
-    finally:
-        os.kill(hung, signal.SIGCONT)
-    assert await pid_of(workers()[0]) == hung
+    server.release("go")
+    result = await asyncio.wait_for(running, 50)
+    assert result.ok
+    results = task_results(result.messages)
+    lost = {f"t{number}" for number in range(children) if place[f"task {number}"] == hung}
+    assert {call_id for call_id, message in results.items() if message.is_error} == lost
+    assert all("did not answer within" in results[call_id].text for call_id in lost)
+    again = await asyncio.wait_for(lead.send("Go."), 30)
+    assert not any(message.is_error for message in task_results(again.messages).values()), "others do the work meanwhile"
+
+    async def started_again() -> bool:
+        return await alive(workers()[0])
+
+    await eventually(started_again, 30)
+    assert await pid_of(workers()[0]) != hung
     await eventually(no_child_runs)
 
 

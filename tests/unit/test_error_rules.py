@@ -21,7 +21,7 @@ EXEMPT: dict[tuple[str, str], str] = {
     ("providers/transcript.py", "TypeError"): "a hook of the JSON writer, which turns it into its own error",
     ("messages.py", "ValueError"): "a record that cannot be read: stores and inputs name the record",
     ("loop/output.py", "ValueError"): "a hook of the JSON parser, and what reading a reply tells its one caller",
-    ("actors/budget.py", "TypeError"): "what the pickle protocol asks of an object that cannot be pickled",
+    ("actors/budget_client.py", "TypeError"): "what the pickle protocol asks of an object that cannot be pickled",
     ("actors/calling.py", "ConnectionError"): "tells the retries of the same call that the actor is out of reach",
     ("tools/schema.py", "ValueError"): "a hook of the JSON parser, caught where it is called",
     ("tools/exchange_program.py", "OSError"): "a program of its own inside a sandbox, without this package",

@@ -117,7 +117,7 @@ NO_WAIT: Mapping[str, str] = {
 }
 """Functions that send remote calls without a bound, with the reason."""
 
-BOUNDED = frozenset({"ask", "_watch", "_control"})
+BOUNDED = frozenset({"ask", "ask_busy", "_watch", "_control"})
 """Functions that put a bound on the wait for the remote call in their arguments, or wait for none."""
 
 
