@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lousho_ray.actors.cluster import ActorLostError, ask, live
+from lousho_ray.actors.event_parcel import unpacked
 from lousho_ray.actors.session import ANSWERS_IN_S
 from lousho_ray.actors.stream_view import StreamView
 from lousho_ray.cancellation import AbortReason
@@ -199,7 +200,8 @@ class HostedTurn:
             home = await asyncio.shield(self._home)
             cursor = self._events.cursor
             batch = await self._link.ask(home.actor, live(home.actor).read.remote(home.run_id, cursor), timeout_s=ANSWERS_IN_S)
-            events = self._events.take(self._without_spans(batch.events), batch.cursor)
+            items = unpacked(batch.parcel)
+            events = self._events.take(self._without_spans(items), batch.cursor)
         except ActorLostError as error:
             try:
                 assert home is not None
@@ -212,7 +214,7 @@ class HostedTurn:
         if not batch.end or self._events.done:
             return events, batch.end
         assert self._result is not None
-        if home.resumed and not batch.events:
+        if home.resumed and not items:
             # The resume found nothing left behind: either the turn's result is known by now, or the turn is sent again.
             moved = self._task(self._moved.wait())
             await asyncio.wait({self._result, moved}, return_when=asyncio.FIRST_COMPLETED)

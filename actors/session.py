@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import ray
 
 from lousho_ray.actors.cluster import ActorLostError, this_actor
+from lousho_ray.actors.event_parcel import packed
 from lousho_ray.actors.garbage import collect_rarely, give_back_memory, set_aside
 from lousho_ray.actors.session_clients import KEPT_S, NO_LIFE, Client, Endings, Turn
 from lousho_ray.actors.shipping import Shipment, Warehouse, portable
@@ -17,13 +18,11 @@ from lousho_ray.actors.store import RemoteStore, StoreReference
 from lousho_ray.cancellation import AbortReason
 from lousho_ray.durable import Sources, StoreParts
 from lousho_ray.errors import AgentExecutionError
-from lousho_ray.events import Event
 from lousho_ray.handle import contained
 from lousho_ray.loop.inbox import QueuedInput
 from lousho_ray.messages import Message
 from lousho_ray.session import Request
 from lousho_ray.session_host import SessionHost
-from lousho_ray.spans import SpanRecord
 from lousho_ray.stores.memory import InMemoryApprovalStore
 from lousho_ray.subagents import Spawner
 from lousho_ray.turns import SessionLines
@@ -73,9 +72,10 @@ class SessionKey:
 
 @dataclass(frozen=True, slots=True)
 class EventBatch:
-    """Events of a turn from the cursor that was asked for; `cursor` is the next one, `end` whether that was all."""
+    """Events of a turn (and span records), `packed`, from the cursor that was asked for; `cursor` is the next one, `end` whether
+    that was all."""
 
-    events: Sequence[Event | SpanRecord]
+    parcel: bytes
     cursor: int
     end: bool
 
@@ -145,7 +145,7 @@ class SessionActor:
         turn.client.seen()
         events, cursor = await turn.run.log.read(cursor, wait_s=POLL_S)
         turn.client.seen()
-        return EventBatch(events, cursor, turn.run.log.at_end(cursor))
+        return EventBatch(packed(events), cursor, turn.run.log.at_end(cursor))
 
     async def call(self, key: SessionKey, shipment: Shipment, call_id: str, method: str, *args: Any) -> tuple[bool, Any]:
         """One of the questions a handle asks of its session (see `QUESTIONS`): whether it is answered, and the answer.

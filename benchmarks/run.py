@@ -2,8 +2,8 @@
 
     python benchmarks/run.py [names] [--rounds 5]
 
-`names`: turn, tools, history, parallel, evals, stream, first, sessions, loop, children, ray, evals_ray, stores, limiter; by
-default all.
+`names`: turn, tools, history, parallel, evals, stream, first, sessions, loop, children, ray, evals_ray, stores, limiter, streams,
+failures; by default all.
 Both sides run in this process by turns, against a model server in a process of its own; of several rounds the cheapest counts, so
 that a busy machine disturbs little. CPU is that of this process with all its threads. Each benchmark takes less than 30 s.
 """

@@ -7,7 +7,7 @@
 - hop: CPU of a turn of one model call in this process, in a session actor, and of a lead whose two sub-agents run on two workers,
   in all processes that have a part in it.
 - first: from the call to the first event of a stream, in this process and in a session actor.
-- rate: events per second that one reader gets from one session actor.
+- rate: events per second that one reader gets from one session actor, and what one costs both.
 - many: 100 streams of 1,000 events at once: events per second, and the longest gap between two events of a stream.
 - memory: resident memory of the session actor before and after many streams.
 
@@ -110,13 +110,29 @@ async def hop(options: argparse.Namespace) -> None:
     local, remote = agent_of(1, "local").session(), agent_of(1).session()
     await measure("turn in this process", lambda: local.send("Hi."))
     await measure("turn in a session actor", lambda: remote.send("Hi."), "lousho-sessions-")
-    for runtime, prefixes in (("local", ()), ("ray", ("lousho-worker-", "lousho-budget-"))):
-        lead = lead_of(runtime)
-        where = "on two workers" if prefixes else "in this process"
+    for runtime, limits, prefixes in (
+        ("local", {}, ()),
+        ("ray", {}, ("lousho-worker-",)),
+        ("ray", {"max_tokens": 1_000_000}, ("lousho-worker-", "lousho-budget-")),
+    ):
+        lead = lead_of(runtime, limits)
+        where = ("on two workers" if prefixes else "in this process") + (", with a limit" if limits else "")
+        before = await asked_of_the_budget() if limits else 0
         await measure(f"turn with two sub-agents {where}", lambda lead=lead: lead.send("Go."), *prefixes)  # type: ignore[misc]
+        if limits:
+            row("  calls of the budget actor", (await asked_of_the_budget() - before) / (turns + 20))
 
 
-def lead_of(runtime: Any) -> Agent[Any]:
+async def asked_of_the_budget() -> int:
+    """How many calls the budget actor has had."""
+    asked = [
+        await actor.__ray_call__.remote(lambda it: sum(seq for seq, _, _ in it._last.values()))
+        for actor in actors("lousho-budget-")
+    ]
+    return sum(asked)
+
+
+def lead_of(runtime: Any, limits: Any) -> Agent[Any]:
     def policy(request: Any) -> GenerateResult | str:
         if request.messages[-1].role == "tool":
             return "done"
@@ -125,7 +141,7 @@ def lead_of(runtime: Any) -> Agent[Any]:
         return GenerateResult(tool_calls=calls, finish_reason="tool_calls")
 
     child = agent_of(1, runtime)
-    return create_agent(provider=MockProvider(policy=policy), subagents={"child": child}, runtime=runtime)
+    return create_agent(provider=MockProvider(policy=policy), subagents={"child": child}, runtime=runtime, limits=limits)
 
 
 async def first(options: argparse.Namespace) -> None:
@@ -148,11 +164,17 @@ async def rate(options: argparse.Namespace) -> None:
     words = 50_000
     for runtime, where in (("local", "in this process"), ("ray", "from one session actor")):
         session = agent_of(words, runtime).session()
-        began = time.perf_counter()
+        prefixes = ("lousho-sessions-",) if runtime == "ray" else ()
+        async for _event in session.stream("Hi."):  # the first turn starts the actor
+            pass
+        await session.clear()
+        before, began = await cpu_s(prefixes), time.perf_counter()
         count = 0
         async for _event in session.stream("Hi."):
             count += 1
         row(f"one stream {where}: events/s", count / (time.perf_counter() - began), 0)
+        for name, begin, end in zip(("this process", "the actor"), before, await cpu_s(prefixes), strict=False):
+            row(f"  CPU us an event, {name}", (end - begin) / count * 1e6, 1)
 
 
 async def many(options: argparse.Namespace) -> None:

@@ -50,15 +50,18 @@ class SystemClock:
 
 SYSTEM_CLOCK: Clock = SystemClock()
 
-_last_second: tuple[int, str] = (0, "1970-01-01T00:00:00")
+_latest: tuple[int, str] = (0, "1970-01-01T00:00:00.000Z")
 
 
 def timestamp(epoch_seconds: float) -> str:
-    """ISO 8601 in UTC with milliseconds: `2026-01-01T00:00:00.000Z`. Formats the calendar part once a second."""
-    global _last_second
-    second, milliseconds = divmod(round(epoch_seconds * 1000), 1000)
-    cached, prefix = _last_second
-    if cached != second:
-        prefix = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
-        _last_second = (second, prefix)
-    return f"{prefix}.{milliseconds:03d}Z"
+    """ISO 8601 in UTC with milliseconds: `2026-01-01T00:00:00.000Z`. Formats each millisecond once while it lasts."""
+    global _latest
+    at_ms = round(epoch_seconds * 1000)
+    cached, text = _latest
+    if cached != at_ms:
+        second, milliseconds = divmod(at_ms, 1000)
+        # Another millisecond of the second that was formatted last shares its calendar part.
+        calendar = text[:-5] if cached // 1000 == second else time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+        text = f"{calendar}.{milliseconds:03d}Z"
+        _latest = (at_ms, text)
+    return text

@@ -9,8 +9,10 @@ from __future__ import annotations
 import dataclasses
 import operator
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from types import UnionType
 from typing import Any, NamedTuple, TypeVar, dataclass_transform
 
@@ -121,6 +123,19 @@ def _restore(cls: type[R], *values: Any) -> R:
     for store, value in zip(plan_of(cls).stores, values, strict=True):
         store(record, value)
     return record
+
+
+def columns_of(cls: type[Record], records: Sequence[Record]) -> list[tuple[Any, ...]]:
+    """The values of records of one class, field by field, in the order of their declaration."""
+    return list(zip(*map(plan_of(cls).values, records), strict=True))
+
+
+def records_of(cls: type[R], columns: Sequence[Iterable[Any]], count: int) -> list[R]:
+    """The `count` records that had these columns. Everything that is done once for each of them is done in C."""
+    records: list[R] = list(map(object.__new__, repeat(cls, count)))
+    for store, column in zip(plan_of(cls).stores, columns, strict=True):
+        deque(map(store, records, column), maxlen=0)
+    return records
 
 
 def plan_of(cls: type[Record]) -> Plan:

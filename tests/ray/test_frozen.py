@@ -27,6 +27,7 @@ from lousho_ray import (
     tool,
 )
 from lousho_ray.actors import (
+    budget,
     budget_client,
     hosted_turn,
     limiter_client,
@@ -52,7 +53,7 @@ from tests.ray.processes import (
     workers,
 )
 
-pytestmark = pytest.mark.usefixtures("ray_cluster")
+pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(150)]
 
 SILENT_S = 2.0
 
@@ -68,18 +69,17 @@ async def server() -> AsyncIterator[FakeServer]:
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls time out after `SILENT_S`, where 15 to 30 s are usual; an actor that lives has longer to say so."""
-    monkeypatch.setattr(liveness, "CONTROL_ANSWERS_IN_S", 4.0)
-    for module, names in (
-        (session_link, ("ANSWERS_IN_S",)),
-        (hosted_turn, ("ANSWERS_IN_S",)),
-        (session_conversation, ("ANSWERS_IN_S",)),
-        (worker_pool, ("POLL_TIMEOUT_S",)),
-        (store, ("CALL_TIMEOUT_S",)),
-        (limiter_client, ("CALL_TIMEOUT_S", "LISTEN_TIMEOUT_S")),
-        (budget_client, ("CALL_TIMEOUT_S",)),
+    monkeypatch.setattr(liveness, "CONTROL_ANSWERS_IN_S", 5.0)
+    for module, name, seconds in (
+        (session_link, "ANSWERS_IN_S", SILENT_S),
+        (hosted_turn, "ANSWERS_IN_S", SILENT_S),
+        (session_conversation, "ANSWERS_IN_S", SILENT_S),
+        (worker_pool, "POLL_TIMEOUT_S", SILENT_S),
+        (store, "CALL_TIMEOUT_S", 2 * SILENT_S),
+        (limiter_client, "CALL_TIMEOUT_S", 2 * SILENT_S),
+        (budget_client, "CALL_TIMEOUT_S", 2 * SILENT_S + budget.RESTORE_S),
     ):
-        for name in names:
-            monkeypatch.setattr(module, name, SILENT_S)
+        monkeypatch.setattr(module, name, seconds)
 
 
 def poll_for(actor: Any, seconds: float) -> float:
@@ -145,7 +145,7 @@ async def test_a_durable_turn_of_a_frozen_session_actor_is_finished(server: Fake
             turn = asyncio.create_task(session.send("one"))
             await server.reached("never")
             async with frozen(session_actors()) as pids:
-                result = await asyncio.wait_for(turn, 50)
+                result = await asyncio.wait_for(turn, 120)
                 assert len(gone(pids, 0.0)) == len(pids) - 1, "its process was ended, no other one"
             assert result.ok
             assert result.text.startswith("heard")
@@ -166,7 +166,7 @@ async def test_a_turn_without_checkpoints_of_a_frozen_session_actor_is_an_error_
         await server.reached("never")
         async with frozen(session_actors()):
             with pytest.raises(AgentExecutionError, match=r"was frozen.*outcome is unknown"):
-                await asyncio.wait_for(turn, 50)
+                await asyncio.wait_for(turn, 120)
         assert [event.type async for event in events][-2:] == ["error", "run.done"]
 
 
@@ -179,7 +179,7 @@ async def test_a_session_actor_that_froze_at_rest_costs_a_delay_and_nothing_else
         session = agent_of(server, store=kept).session("rest")
         assert (await session.send("one")).text == "heard one"
         async with frozen(session_actors()):
-            assert (await asyncio.wait_for(session.send("two"), 50)).text == "heard two"
+            assert (await asyncio.wait_for(session.send("two"), 120)).text == "heard two"
         assert len(await session.load()) == 4
 
 
@@ -229,7 +229,7 @@ async def test_a_frozen_worker_is_started_again_and_a_busy_one_is_waited_for(
         async with frozen(workers()[:1]) as pids:
             assert await asyncio.to_thread(gone, pids, 40) == []
         server.release("go")
-        results = task_results((await asyncio.wait_for(running, 50)).messages).values()
+        results = task_results((await asyncio.wait_for(running, 120)).messages).values()
     assert sorted(message.is_error for message in results) == [False, False, True, True]
 
     monkeypatch.setattr(liveness, "CONTROL_ANSWERS_IN_S", 30.0)
@@ -237,7 +237,7 @@ async def test_a_frozen_worker_is_started_again_and_a_busy_one_is_waited_for(
     await eventually(all_alive, 30)
     pids = [await pid_of(worker) for worker in workers()]
     async with short_polls(workers()):
-        again = await asyncio.wait_for(lead_of(server, 2, tools=[block]).send("Go."), 50)
+        again = await asyncio.wait_for(lead_of(server, 2, tools=[block]).send("Go."), 120)
     assert not any(message.is_error for message in task_results(again.messages).values())
     assert [await pid_of(worker) for worker in workers()] == pids
     assert await no_child_runs()
@@ -256,7 +256,7 @@ async def test_a_frozen_store_actor_is_started_again_and_saves_under_way_are_kep
         remote = await create_agent(provider=MockProvider(), store=kept, runtime="ray").runtime().reach(kept)
         await remote.sessions.save("first", [user("x")])
         async with frozen([remote.reference.actor()]) as pids:
-            await asyncio.wait_for(asyncio.gather(*[remote.sessions.save(f"k{number}", [user("x")]) for number in range(20)]), 50)
+            await asyncio.wait_for(asyncio.gather(*[remote.sessions.save(f"k{number}", [user("x")]) for number in range(20)]), 120)
             assert gone(pids) == []
         assert len(await remote.sessions.list()) == 21
 
@@ -279,7 +279,7 @@ async def test_calls_that_wait_for_a_frozen_limiter_actor_pass_once_it_was_start
     agent = create_agent(provider=MockProvider(policy=lambda request: "yes"), rate_limit=limiter, runtime="ray")
     assert (await agent.session().send("Hi.")).ok
     async with frozen([named("lousho-limiters")]) as pids:
-        results = await asyncio.wait_for(asyncio.gather(*[agent.send("Hi.") for _ in range(3)]), 55)
+        results = await asyncio.wait_for(asyncio.gather(*[agent.send("Hi.") for _ in range(3)]), 120)
         assert all(result.ok for result in results)
         assert gone(pids) == []
 
@@ -291,5 +291,5 @@ async def test_a_run_goes_on_when_the_budget_actor_froze(server: FakeServer) -> 
     await server.reached("go", 2)
     async with frozen([named(f"lousho-budget-{job_id()}")]) as pids:
         server.release("go")
-        assert (await asyncio.wait_for(running, 55)).ok
+        assert (await asyncio.wait_for(running, 120)).ok
         assert gone(pids) == []

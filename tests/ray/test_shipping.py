@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from lousho_ray import (
 )
 from lousho_ray.testing.fake_server import FakeServer, Reply
 from tests.ray.processes import fan_out, lead_of, task_results, tool_texts, workers
+from tests.ray.test_runtime_attach import run_script
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -251,3 +253,62 @@ async def test_a_limiter_of_plain_limits_is_shared_too() -> None:
         server.respond(reply)
         await lead_of(server, 12, rate_limit={"max_concurrent": 2}).send("Go.")
         assert server.max_concurrent == 2
+
+
+KIT = """
+from lousho_ray import tool
+
+@tool
+def where_from() -> str:
+    "Says which file it is from."
+    return __file__
+
+class Notes:
+    name = "notes"
+    async def pre_generate(self, context):
+        context.metadata["kit"] = __file__
+"""
+
+WITH_WORKING_DIR = """
+import asyncio, logging, os, sys
+from pathlib import Path
+import ray
+from lousho_ray import GenerateResult, MockProvider, ToolCall, create_agent
+from tests.ray.processes import fan_out, task_results
+
+folder = Path(__file__).parent / "project"
+sys.path.insert(0, str(folder))
+import kit
+
+def policy(request):
+    if request.messages[-1].role == "tool":
+        return request.messages[-1].text
+    return GenerateResult(tool_calls=(ToolCall("c", "where_from", "{}"),), finish_reason="tool_calls")
+
+async def main():
+    agent = create_agent(provider=MockProvider(policy=policy), tools=[kit.where_from], hooks=[kit.Notes()], description="Says.")
+    print((await agent.session().send("Hi.")).text)
+    lead = create_agent(provider=MockProvider(policy=fan_out(2)), subagents={"child": agent})
+    for message in task_results((await lead.send("Go.")).messages).values():
+        assert not message.is_error, message.text
+        print(message.text)
+
+env = {"working_dir": str(folder)}
+ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level=logging.CRITICAL, runtime_env=env)
+(folder / "kit.py").unlink()  # only what was uploaded is left, as on another machine
+asyncio.run(main())
+ray.shutdown()
+"""
+
+
+@pytest.mark.timeout(120)
+def test_modules_of_the_jobs_working_dir_are_found_in_every_actor(tmp_path: Path) -> None:
+    # DEC-R5: tools and hooks of a module travel by name, and the module with the job
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "kit.py").write_text(KIT)
+    done = run_script(tmp_path, WITH_WORKING_DIR, PYTHONPATH=str(Path(__file__).parents[2]), RAY_AUTH_MODE="disabled")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 3
+    assert all("working_dir_files" in line and "kit.py" in line for line in lines), lines
