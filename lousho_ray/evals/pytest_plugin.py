@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import fnmatch
+import logging
 import os
 import re
 import warnings
@@ -29,6 +30,13 @@ class EvalWarning(UserWarning):
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "lousho_eval(tag): a case of an eval; each tag of the eval is a marker, too")
+    config.addinivalue_line("markers", "ray_local: runs on one local Ray, which all tests of the session share")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("ray_local") is not None:
+            item.fixturenames.insert(0, "lousho_local_ray")
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
@@ -121,6 +129,25 @@ def lousho_mock_model() -> Callable[..., Any]:
     from lousho_ray.testing import mock_model
 
     return mock_model
+
+
+@pytest.fixture(scope="session")
+def lousho_local_ray() -> Iterator[None]:
+    """A local Ray of two CPUs, unless this process is in a cluster already or `RAY_ADDRESS` names one."""
+    import ray
+
+    if ray.is_initialized() or os.environ.get("RAY_ADDRESS", "").strip():
+        yield
+        return
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(params=["local", pytest.param("ray", marks=pytest.mark.ray_local)])
+def lousho_runtime(request: pytest.FixtureRequest) -> str:
+    """A value of `create_agent(runtime=)`: the test runs once in this process and once on Ray."""
+    return str(request.param)
 
 
 @pytest.fixture

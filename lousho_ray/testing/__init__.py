@@ -4,5 +4,15 @@ from lousho_ray.testing.cassettes import record_replay
 from lousho_ray.testing.clock import FakeClock
 from lousho_ray.testing.mock_model import MockModel, MockTurn, mock_model
 from lousho_ray.testing.runs import collect, make_tool_context
+from lousho_ray.tools.workspace.provider import MemoryWorkspace
 
-__all__ = ["FakeClock", "MockModel", "MockTurn", "collect", "make_tool_context", "mock_model", "record_replay"]
+__all__ = [
+    "FakeClock",
+    "MemoryWorkspace",
+    "MockModel",
+    "MockTurn",
+    "collect",
+    "make_tool_context",
+    "mock_model",
+    "record_replay",
+]

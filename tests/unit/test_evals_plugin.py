@@ -23,7 +23,7 @@ define_eval(name="numbers", agent=says("Hi"), test=test, cases=cases, tags=["qui
 """
 
 
-def run(folder: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, *options: str, timeout_s: float = 55, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "lousho_ray.evals.pytest_plugin", *options]
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     clean = {name: value for name, value in os.environ.items() if name not in ("CI", "LOUSHO_EVAL_RESULTS")}
@@ -33,7 +33,7 @@ def run(folder: Path, *options: str, **environment: str) -> subprocess.Completed
         env={**clean, "PYTHONPATH": paths, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **environment},
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=timeout_s,
         check=False,
     )
 
@@ -75,3 +75,10 @@ def test_fixtures_for_tests_of_agents(tmp_path: Path) -> None:
     )
     done = run(tmp_path)
     assert done.returncode == 0, done.stdout
+
+
+def test_a_test_runs_in_both_runtimes_and_only_one_of_them_needs_ray(tmp_path: Path) -> None:
+    (tmp_path / "test_agent.py").write_text("def test_it(lousho_runtime):\n    assert lousho_runtime in ('local', 'ray')\n")
+    done = run(tmp_path, "-v", "-m", "not ray_local", "--strict-markers")
+    assert "test_it[local] PASSED" in done.stdout
+    assert "1 passed, 1 deselected" in done.stdout

@@ -108,15 +108,32 @@ def failures(route: Route) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("key", [KEY, ODD_KEY], ids=["usual-key", "odd-key"])
+def listen(caplog: pytest.LogCaptureFixture, *, to_clients: bool) -> None:
+    """Keeps all that is logged. A client whose calls nobody logs sends them by a shorter way."""
+    caplog.set_level(logging.DEBUG)
+    if not to_clients:
+        for name in ("httpx2", "openai"):
+            caplog.set_level(logging.WARNING, name)
+
+
+@pytest.mark.parametrize(
+    ("key", "clients"), [(KEY, True), (ODD_KEY, True), (KEY, False)], ids=["usual-key", "odd-key", "clients-unheard"]
+)
 @pytest.mark.parametrize("kind", list(failures("chat")))
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 async def test_no_secret_shows_when_a_call_fails(
-    fake_server: FakeServer, route: Route, kind: str, key: str, streamed: bool, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    fake_server: FakeServer,
+    route: Route,
+    kind: str,
+    key: str,
+    clients: bool,
+    streamed: bool,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
 ) -> None:
-    # X01
-    caplog.set_level(logging.DEBUG)
+    # X01, TEST-09
+    listen(caplog, to_clients=clients)
     if kind in ("stream-error", "broken-event") and not streamed:
         kind = "error-under-200"
     steps = failures(route)[kind]
@@ -145,11 +162,12 @@ async def test_no_secret_shows_when_a_call_fails(
     "url", ["http://user:canary%20p%40ss@127.0.0.1:9/v1?code=canary-query-42", "http://canary-user-key@127.0.0.1:9/v1"]
 )
 @pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("clients", [True, False], ids=["clients-heard", "clients-unheard"])
 async def test_no_secret_shows_when_nothing_listens(
-    route: Route, url: str, fake_server: FakeServer, caplog: pytest.LogCaptureFixture
+    route: Route, url: str, clients: bool, fake_server: FakeServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # X01: connection errors name the URL
-    caplog.set_level(logging.DEBUG)
+    # X01, TEST-09: connection errors name the URL
+    listen(caplog, to_clients=clients)
     provider = provider_for(route, fake_server, base_url=url, api_key=KEY, headers=HEADERS)
     async with an_agent(provider, ()) as agent:
         played = await play(agent, "first", streamed=True)
@@ -161,7 +179,7 @@ async def test_no_secret_shows_when_nothing_listens(
 async def test_no_secret_shows_when_all_goes_well(
     fake_server: FakeServer, route: Route, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    # X01
+    # X01, TEST-09
     caplog.set_level(logging.DEBUG)
     fake_server.respond([Reply(tool_calls=[("f", {"x": 1})]), Reply("done")])
     path = tmp_path / "s.db"
@@ -174,7 +192,7 @@ async def test_no_secret_shows_when_all_goes_well(
 
 
 async def test_no_secret_shows_through_wrappers(fake_server: FakeServer, caplog: pytest.LogCaptureFixture) -> None:
-    # X01: notices, notes of failed providers and the final error
+    # X01, TEST-09: notices, notes of failed providers and the final error
     caplog.set_level(logging.DEBUG)
     fake_server.respond(lambda request: [status(500, body={"error": {"message": all_secrets(request)}})])
     chat, ollama = (provider_with_secrets(route, fake_server, KEY) for route in ("chat", "ollama"))

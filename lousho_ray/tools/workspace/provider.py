@@ -60,6 +60,9 @@ class MemoryWorkspace:
     Args:
         files: Paths to text or bytes.
         exec: Answers commands: `fn(command)`, sync or async, gives a `ShellOutput`. Without it no command can be started.
+
+    Attributes:
+        commands: Every command so far, in order.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class MemoryWorkspace:
     ) -> None:
         self._lock = threading.RLock()
         self._exec = exec
+        self.commands: list[str] = []
         self._files: dict[str, bytes] = {}
         for path, content in (files or {}).items():
             self.write(path, content.encode() if isinstance(content, str) else content)
@@ -138,6 +142,7 @@ class MemoryWorkspace:
         abort: AbortSignal | None = None,
     ) -> ShellOutput:
         """What the `exec` function answers, whatever the other arguments."""
+        self.commands.append(command)
         if self._exec is None:
             raise WorkspaceError("This workspace has no shell.")
         output = self._exec(command)
@@ -153,8 +158,8 @@ class MemoryWorkspace:
         return any(file.startswith(f"{path}/") for file in self._files)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_files": self.files, "_exec": self._exec}
+        return {"_files": self.files, "_exec": self._exec, "commands": list(self.commands)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._lock = threading.RLock()
-        self._files, self._exec = state["_files"], state["_exec"]
+        self._files, self._exec, self.commands = state["_files"], state["_exec"], state["commands"]
