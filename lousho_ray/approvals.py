@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
-from lousho_ray.durable import approval_not_found
+from lousho_ray.durable import approval_not_found, check_pending
 from lousho_ray.errors import AgentDriftError, ConfigurationError, ResumeToolMissingError, ToolArgumentsValidationError
 from lousho_ray.handle import AgentRun, RunSource, settle
 from lousho_ray.ids import new_id
@@ -52,6 +52,8 @@ class PendingApproval:
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> PendingApproval:
+        """From its stored form. Raises `StorageError` (`LOUSHO_STORAGE_FAILED`) for a damaged one."""
+        check_pending(record)
         return cls(
             id=record["id"],
             tool_call_id=record["toolCallId"],
@@ -96,7 +98,7 @@ class Approvals(Generic[T]):
         """
         found = {approval_id: await self.get(approval_id) for approval_id in tuple(self._made)}
         if check_bool(all, "all"):
-            found |= {record["id"]: PendingApproval.of(record) for record in await self._stored()}
+            found |= {pending.id: pending for pending in map(PendingApproval.of, await self._stored())}
         return sorted((pending for pending in found.values() if pending is not None), key=lambda pending: pending.created_at)
 
     async def _stored(self) -> Sequence[Mapping[str, Any]]:

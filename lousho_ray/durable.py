@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 from lousho_ray.clock import SYSTEM_CLOCK, Clock, timestamp
@@ -15,6 +16,7 @@ from lousho_ray.loop.state import Ask, Decision, RunState
 from lousho_ray.messages import Message, ToolCall, decode_bytes, encode_bytes, unanswered_calls
 from lousho_ray.ports import ApprovalStore, CheckpointStore, SessionStore
 from lousho_ray.stores.durable_turns import DurableTurns, turns_of
+from lousho_ray.stores.json_form import damaged
 from lousho_ray.stores.memory import MemorySessionStore
 from lousho_ray.stores.parts import has_parts, part_of
 from lousho_ray.stores.saving import save_in_time
@@ -139,6 +141,7 @@ class StoredPauses:
         snapshot["messages"] += [message.to_dict() for message in waiting]
         calls = unanswered_calls(state.messages)
         snapshot["pausedToolCall"] = ask.call.id
+        snapshot["pausedTool"] = ask.decides.name
         snapshot["pausedArgs"] = encode_bytes(dict(ask.args))
         snapshot["remainingToolCalls"] = [call.id for call in calls if call.id != ask.call.id]
         snapshot["metadata"] = encode_bytes(dict(self._facts.metadata))
@@ -180,7 +183,51 @@ def settled_decision(decision: Decision, pending: Mapping[str, Any], now: float)
 
 def decisions_of(checkpoint: Mapping[str, Any]) -> dict[str, Decision]:
     """The decisions a run in progress was taken up with: calls decided on are not asked for again."""
-    return {call_id: Decision(**decision) for call_id, decision in checkpoint.get("decisions", {}).items()}
+    what = f"The record of run {checkpoint.get('sessionId')!r}"
+    return {call_id: read_decision(decision, what) for call_id, decision in checkpoint.get("decisions", {}).items()}
+
+
+def read_decision(record: Mapping[str, Any], what: str) -> Decision:
+    """A stored decision, exactly as one was written: nothing else may let a call run.
+
+    Raises:
+        StorageError: `LOUSHO_STORAGE_FAILED`, naming `what`: the record is damaged.
+    """
+    try:
+        made = Decision(**record)
+    except TypeError as error:
+        raise damaged(what, f"it has a decision that is none ({error})") from error
+    valid = (
+        all(isinstance(value, bool) for value in (made.approved, made.expired))
+        and all(isinstance(value, str | None) for value in (made.note, made.by))
+        and all(value is None or isinstance(value, Mapping) for value in (made.args, made.asked))
+        and made.remember in (None, "args", "tool")
+    )
+    if not valid:
+        raise damaged(what, "it has a decision with a value that none has")
+    return made
+
+
+def check_pending(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A stored pause, with what a decision on it hangs on.
+
+    Raises:
+        StorageError: `LOUSHO_STORAGE_FAILED`: the record is damaged.
+    """
+    what = f"The record of approval {record.get('id')!r}"
+    for key in ("id", "toolCallId", "toolName"):
+        if not isinstance(record.get(key), str):
+            raise damaged(what, f"its {key} is no text")
+    if not isinstance(record.get("args", {}), Mapping) or not isinstance(record.get("subagentPath", []), list | tuple):
+        raise damaged(what, "its args or its subagentPath have another form")
+    if record.get("kind", "tool") not in ("tool", "question") or record.get("decidedBy") not in (None, "other"):
+        raise damaged(what, "its kind or its decidedBy is unknown")
+    for key in ("createdAt", "expiresAt"):
+        try:
+            datetime.fromisoformat(record.get(key, "1970-01-01"))
+        except (TypeError, ValueError) as error:
+            raise damaged(what, f"its {key} is no time ({error})") from error
+    return record
 
 
 def failed_for_good(error: BaseException) -> bool:

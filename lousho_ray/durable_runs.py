@@ -15,7 +15,7 @@ from lousho_ray.durable import PendingTurn, StoreParts, awaiting, decisions_of
 from lousho_ray.errors import ConfigurationError, LoushoError
 from lousho_ray.handle import LocalRun
 from lousho_ray.ids import is_session_id
-from lousho_ray.loop.checkpoint import Recorder, RunFacts
+from lousho_ray.loop.checkpoint import Recorder, RunFacts, stored_messages
 from lousho_ray.loop.emitter import Emitter
 from lousho_ray.loop.open import CallOptions
 from lousho_ray.loop.result import ExecutionResult
@@ -111,7 +111,7 @@ class RunHost(SessionHost):
         context.commit = lambda result: self._commit(result, recorder, lease)
         if saved is None or recorder is None:
             return await self._drive(context, recorder, emitter)
-        told = [Message.from_dict(message) for message in saved["messages"]]
+        told = stored_messages(saved)
         state = context.resume = RunState(turn.run_id, [*told, *_new_part(told, request.input)], opened_at=len(told))
         return await self._drive(context, recorder, emitter, lambda deps: recorder.save(state))
 

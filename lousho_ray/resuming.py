@@ -13,10 +13,17 @@ from datetime import datetime
 from typing import Any
 
 from lousho_ray.definition import AgentDefinition
-from lousho_ray.durable import StoreParts, approval_not_found, approval_orphaned, check_tools
+from lousho_ray.durable import (
+    StoreParts,
+    approval_not_found,
+    approval_orphaned,
+    check_pending,
+    check_tools,
+    read_decision,
+)
 from lousho_ray.errors import AgentDriftError, LoushoError, ResumeToolMissingError, StorageError
 from lousho_ray.fingerprint import Drift, drift
-from lousho_ray.loop.checkpoint import Recorder, RunFacts, thaw
+from lousho_ray.loop.checkpoint import Recorder, RunFacts, check_record, thaw
 from lousho_ray.loop.state import Decision, ResolvedApproval, RunDeps, RunState
 from lousho_ray.messages import Message, tool_result, unanswered_calls
 from lousho_ray.ports import ApprovalStore
@@ -76,7 +83,7 @@ async def open_pause(parts: StoreParts, approval_id: str, session_id: str | None
     record = await parts.approvals.load(approval_id)
     if record is None:
         raise approval_not_found(approval_id)
-    pending, snapshot = record
+    pending, snapshot = check_pending(record[0]), record[1]
     key = snapshot.get("sessionId")
     if parts.checkpoints is None or key is None:
         # A turn that is not durable has left a transcript behind when it paused.
@@ -86,7 +93,7 @@ async def open_pause(parts: StoreParts, approval_id: str, session_id: str | None
     saved = await parts.checkpoints.load(key)
     if saved is None or saved.get("approvalId") != approval_id:
         raise approval_orphaned(approval_id)
-    return Pause(pending, snapshot, saved)
+    return Pause(pending, snapshot, check_record(saved))
 
 
 def answer_forgotten(pause: Pause, state: RunState) -> None:
@@ -148,7 +155,7 @@ async def left_decision(store: ApprovalStore, saved: Mapping[str, Any], now: flo
         return {}
     if now - datetime.fromisoformat(claim["claimed_at"]).timestamp() < CLAIM_TIMEOUT_S:
         return {}  # Whoever took it may be about to go on.
-    return {str(call_id): Decision(**claim["decision"])}
+    return {str(call_id): read_decision(claim["decision"], f"The decision on approval '{approval_id}'")}
 
 
 def check_resumable(
@@ -222,6 +229,12 @@ def check_decider(pause: Pause, decision: Decision) -> None:
         StorageError: `LOUSHO_STORAGE_FAILED`: somebody has changed the arguments in the stored record since.
     """
     kept, shown = pause.snapshot.get("pausedArgs"), pause.pending.get("args")
+    tool = pause.snapshot.get("pausedTool", pause.pending["toolName"])
+    if decision.approved and tool != pause.pending["toolName"]:
+        raise StorageError(
+            f"The record of approval '{pause.pending['id']}' was changed in its store: the call that paused is one of '{tool}'. "
+            "It was not run; reject it."
+        )
     if decision.approved and decision.args is None and kept is not None and kept != shown:
         raise StorageError(
             f"The record of approval '{pause.pending['id']}' was changed in its store: its arguments are not those of the call "

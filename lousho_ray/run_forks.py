@@ -9,9 +9,9 @@ from typing import Any
 
 from lousho_ray.errors import ConfigurationError, LoushoError
 from lousho_ray.ids import check_run_id
-from lousho_ray.loop.checkpoint import OPENING
+from lousho_ray.loop.checkpoint import OPENING, stored_messages
 from lousho_ray.loop.input import as_messages
-from lousho_ray.messages import Message, encode_bytes, tool_result
+from lousho_ray.messages import encode_bytes, tool_result
 from lousho_ray.option_checks import unknown_key
 from lousho_ray.tools.results import encode_result
 
@@ -97,7 +97,7 @@ def _checked(patch: Mapping[str, Any] | None) -> Mapping[str, Any]:
 
 def _patched(record: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of the record that a patch changes: its messages, and results that are in ahead of earlier ones."""
-    messages = [Message.from_dict(message) for message in record["messages"]]
+    messages = stored_messages(record)
     settled = dict(record.get("settled", {}))
     if "messages" in patch:
         messages = list(patch["messages"](messages))

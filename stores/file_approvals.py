@@ -22,7 +22,7 @@ from lousho_ray.stores.entries import (
     session_of,
 )
 from lousho_ray.stores.folder import Folder, FolderThread
-from lousho_ray.stores.json_form import dumps, loads
+from lousho_ray.stores.json_form import dumps, read_object
 
 
 class FileApprovalStore:
@@ -108,7 +108,7 @@ class FileApprovalStore:
         if text is None:
             return None
         path = self._folder.path(id)
-        record = read_object(text, f"approval '{id}'", path)
+        record = read_object(text, f"approval '{id}'", str(path))
         if not isinstance(record.get("pending"), dict) or not isinstance(record.get("snapshot"), dict):
             raise StorageError(f"The approval file {path} has no 'pending' and 'snapshot'.", path=str(path))
         return record["pending"], record["snapshot"]
@@ -144,15 +144,3 @@ class FileApprovalStore:
             return count
 
         return self._thread.run_blocking(remove)
-
-
-def read_object(text: str, what: str, path: Path) -> dict[str, Any]:
-    """The JSON object a record file holds.
-
-    Raises:
-        StorageError: `LOUSHO_STORAGE_FAILED`: damaged.
-    """
-    found = loads(text, what, str(path))
-    if not isinstance(found, dict):
-        raise StorageError(f"{what} in {path} is damaged: it is no JSON object.", path=str(path))
-    return found

@@ -31,9 +31,9 @@ from lousho_ray.stores.entries import (
     milliseconds,
     newest_page,
 )
-from lousho_ray.stores.file_approvals import FileApprovalStore, read_object
+from lousho_ray.stores.file_approvals import FileApprovalStore
 from lousho_ray.stores.folder import Folder, FolderThread
-from lousho_ray.stores.json_form import dumps, encode_message, own
+from lousho_ray.stores.json_form import MALFORMED, dumps, encode_message, own, read_message, read_object
 from lousho_ray.stores.parts import ClosingStore
 
 
@@ -87,9 +87,9 @@ class FileSessionStore:
         try:
             data = json.loads(text)
             if isinstance(data, list):
-                return [Message.from_dict(item) for item in data]
+                return [read_message(item) for item in data]
             reason = f"it holds a {type(data).__name__}"
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except MALFORMED as error:
             reason = f"{type(error).__name__}: {error}"
         raise StorageError(
             f"The session file {path} is not an array of messages ({reason}).", code="LOUSHO_SESSION_FILE_CORRUPT", path=path
@@ -197,7 +197,7 @@ class FileCheckpointStore:
 
     def _read(self, id: str) -> dict[str, Any] | None:
         text = self._folder.read(id)
-        return None if text is None else read_object(text, f"checkpoint '{id}'", self._folder.path(id))
+        return None if text is None else read_object(text, f"checkpoint '{id}'", str(self._folder.path(id)))
 
     def _entries(self, id: str) -> list[dict[str, Any]]:
         """The kept saves, oldest first. A damaged history counts as none; the next save writes a new one."""

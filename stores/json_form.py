@@ -11,10 +11,10 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from lousho_ray.errors import ConfigurationError, StorageError
-from lousho_ray.messages import Message
+from lousho_ray.messages import ContentPart, FilePart, ImagePart, Message, Role, TextPart
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 _ASCII_ENCODER = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":"))
@@ -66,9 +66,25 @@ def loads(text: str, what: str, path: str | None = None) -> Any:
     """
     try:
         return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        where = f" in {path}" if path else ""
-        raise StorageError(f"{what}{where} is damaged: it is not JSON ({error}).", path=path) from error
+    except (TypeError, ValueError, RecursionError) as error:
+        raise damaged(what, f"it is not JSON ({error})", path) from error
+
+
+def read_object(text: str, what: str, path: str | None = None) -> dict[str, Any]:
+    """Reads a JSON object.
+
+    Raises:
+        StorageError: `LOUSHO_STORAGE_FAILED`: the text is damaged.
+    """
+    found = loads(text, what, path)
+    if not isinstance(found, dict):
+        raise damaged(what, "it is no JSON object", path)
+    return found
+
+
+def damaged(what: str, why: str, path: str | None = None) -> StorageError:
+    """The error of a record that no version of this package wrote."""
+    return StorageError(f"{what}{f' in {path}' if path else ''} is damaged: {why}.", path=path)
 
 
 def _fault(value: Any, path: str = "", depth: int = 0) -> str | None:
@@ -114,9 +130,56 @@ def encode_message(message: Message, what: str) -> str:
 def decode_message(text: str, what: str, path: str | None = None) -> Message:
     data = loads(text, what, path)
     try:
-        return Message.from_dict(data)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise StorageError(f"{what} is damaged: a message has no valid form ({error!r}).", path=path) from error
+        return read_message(data)
+    except MALFORMED as error:
+        raise damaged(what, f"a message has no valid form ({error!r})", path) from error
+
+
+MALFORMED = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+"""What reading a record raises that has another form than the one that is written."""
+
+
+def read_message(data: Any) -> Message:
+    """A message from its stored form, and nothing that no version ever wrote: `Message.from_dict` looks less closely.
+
+    Raises:
+        One of `MALFORMED`.
+    """
+    message = Message.from_dict(data)
+    if message.role not in _ROLES:
+        raise ValueError(f"a message has the unknown role {message.role!r}")
+    if data.get("content", "") is None or not (isinstance(message.content, str) or all(map(_is_part, message.content))):
+        raise TypeError("the content of a message is neither a text nor a list of parts")
+    for call in message.tool_calls:
+        _check_texts(call.id, call.name, call.arguments)
+    for block in message.reasoning:
+        _check_texts(block.text, block.signature, block.redacted_data, block.provider, block.model)
+    _check_texts(message.tool_call_id, message.tool_name)
+    if not isinstance(data.get("isError", False), bool):
+        raise TypeError("isError of a message is no boolean")
+    if message.metadata is not None and not isinstance(message.metadata, dict):
+        raise TypeError("the metadata of a message is no object")
+    return message
+
+
+_ROLES = get_args(Role)
+
+
+def _is_part(part: ContentPart) -> bool:
+    match part:
+        case TextPart():
+            return isinstance(part.text, str)
+        case ImagePart():
+            return isinstance(part.image, str | bytes) and isinstance(part.mime_type, str | None)
+        case FilePart():
+            named = all(isinstance(text, str | None) for text in (part.mime_type, part.filename))
+            return named and isinstance(part.data, str | bytes)
+
+
+def _check_texts(*values: object) -> None:
+    for value in values:
+        if not isinstance(value, str | None):
+            raise TypeError(f"a text of a message is a {type(value).__name__}")
 
 
 # ------------------------------------------------------------------------------------------------------------------- records
@@ -136,9 +199,9 @@ class SplitRecord:
 
     def join(self, what: str, path: str | None = None) -> dict[str, Any]:
         """The object again. Every call builds a new one."""
-        record: dict[str, Any] = loads(self.head, what, path)
+        record = read_object(self.head, what, path)
         for name, elements in self.lists.items():
-            record[name] = loads(f"[{','.join(elements)}]", what, path)
+            record[name] = [loads(element, what, path) for element in elements]
         return record
 
 

@@ -19,7 +19,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lousho_ray.errors import MissingDependencyError, StorageError
-from lousho_ray.stores.json_form import dumps, loads
+from lousho_ray.stores.json_form import damaged, dumps, loads
 
 if TYPE_CHECKING:
     from obstore.store import S3Config
@@ -89,6 +89,17 @@ class Stored:
     def with_head(self, **changes: Any) -> Document:
         """The same, wholly read, record with some facts of its head changed."""
         return Document({**self.head, **changes}, self.text.partition("\n")[2])
+
+
+class _Head(dict[str, Any]):
+    """The facts of a stored object. One that is missing is damage, whoever asks for it."""
+
+    def __init__(self, facts: Mapping[str, Any], what: str, path: str) -> None:
+        super().__init__(facts)
+        self._what, self._path = what, path
+
+    def __missing__(self, key: str) -> Any:
+        raise damaged(self._what, f"its head has no {key!r}", self._path)
 
 
 def import_obstore() -> Any:
@@ -218,12 +229,12 @@ class Bucket:
         try:
             text = body.decode() if whole else body.partition(b"\n")[0].decode()
         except UnicodeDecodeError as error:
-            raise StorageError(f"{what} in {path} is damaged: it is not UTF-8.", path=path) from error
+            raise damaged(what, "it is not UTF-8", path) from error
         first = loads(text.partition("\n")[0].removesuffix(",") + "}", what, path)
         head = first.get("head") if isinstance(first, dict) else None
         if not isinstance(head, dict):
-            raise StorageError(f"{what} in {path} is damaged: it has no head.", path=path)
-        return Stored(result.meta["e_tag"] or "", head, text)
+            raise damaged(what, "it has no head", path)
+        return Stored(result.meta["e_tag"] or "", _Head(head, what, path), text)
 
     def fields(self, stored: Stored, what: str) -> dict[str, Any]:
         """All of a wholly read object but its head, parsed. Every call builds it new."""

@@ -22,7 +22,7 @@ from lousho_ray.messages import Message
 from lousho_ray.stores import lease as leases
 from lousho_ray.stores.entries import SessionInfo, iso, milliseconds, newest_page
 from lousho_ray.stores.folder import file_name, id_of
-from lousho_ray.stores.json_form import encode_message, own
+from lousho_ray.stores.json_form import MALFORMED, encode_message, own, read_message
 from lousho_ray.stores.lease import Lease
 from lousho_ray.stores.s3_bucket import MOST_TRIES, Bucket, Conflict, Document, Stored, pause, side_by_side
 from lousho_ray.stores.s3_lanes import Lanes
@@ -174,8 +174,8 @@ class S3Sessions:
             return None
         what, url = f"session '{id}'", self._bucket.url
         try:
-            return tuple(Message.from_dict(message) for message in self._bucket.fields(found, what)["messages"])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            return tuple(read_message(message) for message in self._bucket.fields(found, what)["messages"])
+        except MALFORMED as error:
             raise StorageError(f"{what} in {url} is damaged: it is no list of messages ({error!r}).", path=url) from error
 
     async def _save(self, id: str, count: int, messages: str, fence: int | None) -> None:

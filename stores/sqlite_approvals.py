@@ -16,7 +16,7 @@ from lousho_ray.stores.entries import (
     milliseconds,
     session_of,
 )
-from lousho_ray.stores.json_form import dumps, loads
+from lousho_ray.stores.json_form import dumps, read_object
 
 if TYPE_CHECKING:
     import sqlite3
@@ -82,7 +82,7 @@ class SqliteApprovals:
         if row is None:
             return None
         token, at, decision = row
-        kept = None if decision is None else loads(decision, f"the decision on approval '{id}'", self._database.path)
+        kept = None if decision is None else read_object(decision, f"the decision on approval '{id}'", self._database.path)
         return ApprovalClaim(token=token, claimed_at=iso(at), decision=kept)
 
     async def delete(self, id: str, /) -> None:
@@ -98,10 +98,10 @@ class SqliteApprovals:
             "(created_at, id) < (SELECT created_at, id FROM approvals WHERE id = ?)) ORDER BY created_at DESC, id DESC LIMIT ?"
         )
         rows = await self._database.run(lambda connection: connection.execute(query, (before, before, count)).fetchall())
-        return [loads(pending, f"approval '{key}'", self._database.path) for key, pending in rows]
+        return [read_object(pending, f"approval '{key}'", self._database.path) for key, pending in rows]
 
     def _record(self, id: str, row: tuple[str, str] | None) -> ApprovalRecord | None:
         if row is None:
             return None
         what, path = f"approval '{id}'", self._database.path
-        return loads(row[0], what, path), loads(row[1], what, path)
+        return read_object(row[0], what, path), read_object(row[1], what, path)

@@ -10,13 +10,15 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lousho_ray.clock import Clock
+from lousho_ray.errors import StorageError
 from lousho_ray.ids import check_run_id
 from lousho_ray.stores.entries import CheckpointFacts, HistoryEntry, check_limit, check_prefix, iso, milliseconds
-from lousho_ray.stores.json_form import SplitRecord, common_prefix, split
+from lousho_ray.stores.json_form import SplitRecord, common_prefix, damaged, read_object, split
 from lousho_ray.stores.remembered import Remembered
 
 if TYPE_CHECKING:
@@ -58,13 +60,13 @@ class SqliteCheckpoints:
                 written.
         """
         facts = CheckpointFacts.of(checkpoint)
-        record = split(checkpoint, f"checkpoint '{facts.id}'")
+        record = split(checkpoint, _named(facts.id))
         await self._database.run(lambda connection: self._save(connection, facts, record), write=True)
 
     async def load(self, id: str, /) -> dict[str, Any] | None:
         check_run_id(id, "id")
         record = await self._database.run(lambda connection: self.load_in(connection, id))
-        return None if record is None else record.join(f"checkpoint '{id}'", self._database.path)
+        return None if record is None else record.join(_named(id), self._database.path)
 
     async def delete(self, id: str, /, *, keep_history: bool = False) -> None:
         check_run_id(id, "id")
@@ -83,9 +85,9 @@ class SqliteCheckpoints:
         def unit(connection: sqlite3.Connection) -> list[tuple[SplitRecord, int, str, int]]:
             query = "SELECT body, lists, step, status, updated_at FROM checkpoint_history WHERE id = ? ORDER BY entry DESC LIMIT ?"
             rows = connection.execute(query, (id, count)).fetchall()
-            return [(_read(connection, body, lists), step, status, at) for body, lists, step, status, at in rows]
+            return [(_read(connection, id, body, lists), step, status, at) for body, lists, step, status, at in rows]
 
-        what, path = f"checkpoint '{id}'", self._database.path
+        what, path = _named(id), self._database.path
         return [
             HistoryEntry(step=step, saved_at=iso(at), status=status, checkpoint=record.join(what, path))
             for record, step, status, at in await self._database.run(unit)
@@ -99,7 +101,7 @@ class SqliteCheckpoints:
 
     def load_in(self, connection: sqlite3.Connection, id: str) -> SplitRecord | None:
         row = connection.execute("SELECT body, lists FROM checkpoints WHERE id = ?", (id,)).fetchone()
-        return None if row is None else _read(connection, row[0], row[1])
+        return None if row is None else _read(connection, id, row[0], row[1])
 
     def delete_in(self, connection: sqlite3.Connection, id: str, *, keep_history: bool = False) -> None:
         before = _branches(connection, id)
@@ -143,8 +145,8 @@ class SqliteCheckpoints:
         known = self._known.get(id)
         if known is not None and known[0] == version:
             return known[1]
-        refs = _refs(lists)
-        return _Lists(refs, {name: _elements(connection, *ref) for name, ref in refs.items()})
+        refs = _refs(lists, id)
+        return _Lists(refs, {name: _elements(connection, id, *ref) for name, ref in refs.items()})
 
     def _put_list(self, connection: sqlite3.Connection, old: _Lists, name: str, elements: tuple[str, ...]) -> tuple[int, int]:
         stored = old.elements.get(name, ())
@@ -169,24 +171,35 @@ class SqliteCheckpoints:
         ).fetchone()
         if oldest_kept is not None:
             gone += _take_history(connection, "id = ? AND entry <= ?", run_id, oldest_kept[0])
-        return {branch for lists in gone for branch, _ in _refs(lists).values()}
+        return {branch for lists in gone for branch, _ in _refs(lists, str(run_id)).values()}
 
 
 def _chars(elements: tuple[str, ...]) -> int:
     return sum(map(len, elements))
 
 
-def _refs(lists: str) -> Refs:
-    return {name: (branch, count) for name, (branch, count) in json.loads(lists).items()}
+def _named(id: str) -> str:
+    return f"checkpoint '{id}'"
 
 
-def _elements(connection: sqlite3.Connection, branch: int, count: int) -> tuple[str, ...]:
+def _refs(lists: str, id: str) -> Refs:
+    found = read_object(lists, _named(id))
+    try:
+        return {name: (int(branch), int(count)) for name, (branch, count) in found.items()}
+    except (TypeError, ValueError) as error:
+        raise damaged(_named(id), f"its lists are nowhere ({error})") from error
+
+
+def _elements(connection: sqlite3.Connection, id: str, branch: int, count: int) -> tuple[str, ...]:
     query = "SELECT body FROM checkpoint_lists WHERE branch = ? AND position < ? ORDER BY position"
-    return tuple(row[0] for row in connection.execute(query, (branch, count)))
+    found = tuple(row[0] for row in connection.execute(query, (branch, count)))
+    if len(found) != count:
+        raise damaged(_named(id), f"{len(found)} of the {count} elements of a list are there")
+    return found
 
 
-def _read(connection: sqlite3.Connection, body: str, lists: str) -> SplitRecord:
-    return SplitRecord(body, {name: _elements(connection, *ref) for name, ref in _refs(lists).items()})
+def _read(connection: sqlite3.Connection, id: str, body: str, lists: str) -> SplitRecord:
+    return SplitRecord(body, {name: _elements(connection, id, *ref) for name, ref in _refs(lists, id).items()})
 
 
 def _take_history(connection: sqlite3.Connection, where: str, *values: object) -> list[str]:
@@ -197,9 +210,13 @@ def _take_history(connection: sqlite3.Connection, where: str, *values: object) -
 
 
 def _branches(connection: sqlite3.Connection, id: str) -> set[int]:
-    """The branches that the checkpoint of a run and its history use."""
+    """The branches that the checkpoint of a run and its history use. A damaged one names none, so that it can be thrown away."""
     query = "SELECT lists FROM checkpoints WHERE id = ? UNION ALL SELECT lists FROM checkpoint_history WHERE id = ?"
-    return {branch for row in connection.execute(query, (id, id)) for branch, _ in _refs(row[0]).values()}
+    found: set[int] = set()
+    for (lists,) in connection.execute(query, (id, id)):
+        with suppress(StorageError):
+            found.update(branch for branch, _ in _refs(lists, id).values())
+    return found
 
 
 def _delete_branches(connection: sqlite3.Connection, branches: set[int]) -> None:

@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, get_args
 
-from lousho_ray.errors import error_name, message_of
+from lousho_ray.errors import StorageError, error_name, message_of
 from lousho_ray.loop.inbox import Inbox
 from lousho_ray.loop.result import ExecutionResult, ToolCallRecord
 from lousho_ray.loop.state import Decision, RunState, Status
 from lousho_ray.messages import ImagePart, Message, decode_bytes, encode_bytes, user
 from lousho_ray.ports import CheckpointStore
-from lousho_ray.stores.json_form import FixedJson
+from lousho_ray.stores.json_form import MALFORMED, FixedJson, damaged, read_message
 from lousho_ray.stores.saving import SAVE_TIMEOUT_MS, save_in_time
 from lousho_ray.tools.spill import KeptResults
 from lousho_ray.usage import ProviderUsage, StepUsage, Usage
@@ -96,8 +96,62 @@ def thaw(data: Mapping[str, Any], run_id: str) -> tuple[RunState, list[Message]]
     """The state a record holds, and the input that waited behind unanswered calls: it joins after their results.
 
     Fields that an older version did not write are taken as unset.
+
+    Raises:
+        StorageError: `LOUSHO_STORAGE_FAILED`: the record is damaged.
     """
-    messages = [Message.from_dict(message) for message in data["messages"]]
+    try:
+        return _thawed(check_record(data), run_id)
+    except MALFORMED as error:
+        raise _damaged(data, error) from error
+
+
+def check_record(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A record, with what its next save hangs on.
+
+    Raises:
+        StorageError: `LOUSHO_STORAGE_FAILED`: the record is damaged.
+    """
+    if (status := data.get("status", "in-progress")) not in get_args(Status):
+        raise _damaged(data, ValueError(f"unknown status {status!r}"))
+    for keys, kind in _KINDS.items():
+        for key in keys:
+            if key in data and not isinstance(data[key], kind):
+                raise _damaged(data, TypeError(f"{key} is a {type(data[key]).__name__}"))
+    for child in data.get("children", {}).values():
+        if not isinstance(child, Mapping) or not all(isinstance(child.get(key), str) for key in ("path", "pausedToolCall")):
+            raise _damaged(data, TypeError("one of its children is none"))
+    return data
+
+
+_KINDS: Mapping[tuple[str, ...], Any] = {
+    ("revision", "attempts", "stepIndex", "openedAt", "toolErrors"): int,
+    ("ranMs",): int | float,
+    ("metadata", "agentFingerprint", "decisions", "settled", "children", "lastError", "runConfig"): Mapping,
+    ("approvalId", "approvalCallId", "session"): str | None,
+}
+"""What fields of a record are, those that others than `thaw` read."""
+
+
+def stored_messages(data: Mapping[str, Any]) -> list[Message]:
+    """The messages of a record.
+
+    Raises:
+        StorageError: `LOUSHO_STORAGE_FAILED`: the record is damaged.
+    """
+    try:
+        return [read_message(message) for message in data["messages"]]
+    except MALFORMED as error:
+        raise _damaged(data, error) from error
+
+
+def _damaged(data: Mapping[str, Any], error: Exception) -> StorageError:
+    name = data.get("sessionId", data.get("runId"))
+    return damaged(f"The record of run {name!r}", f"{type(error).__name__}: {error}")
+
+
+def _thawed(data: Mapping[str, Any], run_id: str) -> tuple[RunState, list[Message]]:
+    messages = stored_messages(data)
     waiting = _behind_open_calls(messages)
     state = RunState(
         run_id=run_id,
@@ -111,7 +165,7 @@ def thaw(data: Mapping[str, Any], run_id: str) -> tuple[RunState, list[Message]]
         reasoning=list(data.get("reasoning", ())),
         last_text=data.get("lastText", ""),
         repair_issues=tuple(data.get("repairIssues", ())),
-        settled={call_id: Message.from_dict(message) for call_id, message in data.get("settled", {}).items()},
+        settled={call_id: read_message(message) for call_id, message in data.get("settled", {}).items()},
         begun=set(data.get("begun", ())),
         children=dict(data.get("children", {})),
         images={call_id: _images(message) for call_id, message in data.get("images", {}).items()},
@@ -289,7 +343,7 @@ def _frozen(message: Message) -> FixedJson:
 
 
 def _images(message: Mapping[str, Any]) -> tuple[ImagePart, ...]:
-    return tuple(part for part in Message.from_dict(message).content if isinstance(part, ImagePart))
+    return tuple(part for part in read_message(message).content if isinstance(part, ImagePart))
 
 
 def _step_to_json(entry: StepUsage) -> dict[str, Any]:
