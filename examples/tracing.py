@@ -83,6 +83,7 @@ async def main() -> None:
     result = await agent.send("How warm is it?")
     print(result.text, end="\n\n")
     newest = list_traces(chosen.dir, limit=1)[0]
+    print(newest, end="\n\n")
     print(read_trace(newest.trace_id, chosen.dir))
 
 

@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 import weakref
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -112,8 +113,10 @@ class _Writer:
     def _path(self, span: Span) -> Path:
         """The file of a trace that has no open span here: new, unless this is a late span of one that has ended."""
         name = file_name(span.trace_id) + SUFFIX
-        if span.parent_id is not None and (found := sorted(path for day in days(self._dir) if (path := day / name).exists())):
-            return found[0]
+        if span.parent_id is not None:
+            with suppress(OSError):  # what keeps the folder from being read is told when it is written
+                if found := sorted(path for day in days(self._dir) if (path := day / name).exists()):
+                    return found[0]
         return self._dir / datetime.fromtimestamp(span.start_time / 1000).astimezone().date().isoformat() / name
 
     def _write(self, path: Path, span: Span) -> None:

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -33,7 +34,7 @@ log = logging.getLogger("lousho_ray")
 
 @dataclass(frozen=True, slots=True)
 class TraceSummary:
-    """A trace in one line.
+    """A trace in one line, also when it is printed.
 
     Attributes:
         trace_id: The id of its root span.
@@ -56,6 +57,14 @@ class TraceSummary:
     output_tokens: int
     cost_usd: float | None
     status: Literal["ok", "error", "aborted", "incomplete"]
+
+    def __str__(self) -> str:
+        cost = "" if self.cost_usd is None else f"  ${self.cost_usd:,.4f}"
+        return (
+            f"{self.trace_id}  {_moment(self.started_at)}  {_plain(self.agent)}  {_duration(self.duration_ms)}  "
+            f"{_counted(self.model_calls, 'model call')}  {_counted(self.tool_calls, 'tool call')}  "
+            f"{self.input_tokens:,} in / {self.output_tokens:,} out{cost}  {self.status}"
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -113,7 +122,7 @@ def list_traces(dir: str | os.PathLike[str] = TRACES_DIR, limit: int = 20) -> li
     check_positive_int(limit, "limit")
     newest: list[tuple[float, str, TraceSummary]] = []
     newer: list[str] = []
-    files = [(max(path.stat().st_mtime * 1000 for path in paths), name, paths) for name, paths in _files(check_dir(dir)).items()]
+    files = [(_written_at(paths), name, paths) for name, paths in _files(check_dir(dir)).items()]
     for written_at, name, paths in sorted(files, reverse=True):
         if len(newest) == limit and written_at + CLOCKS_DIFFER_MS < newest[0][0]:
             break  # a trace began before its file was written: none that is left can be among the newest
@@ -178,6 +187,15 @@ def _files(dir: Path) -> dict[str, list[Path]]:
     return found
 
 
+def _written_at(paths: Iterable[Path]) -> float:
+    """When the last line was written. A file that was removed since it was found has none."""
+    times = [0.0]
+    for path in paths:
+        with suppress(FileNotFoundError):
+            times.append(path.stat().st_mtime * 1000)
+    return max(times)
+
+
 def _read(paths: Iterable[Path]) -> Trace | None:
     """The trace of files; `None` when they have no complete line."""
     found = [entry for path in paths for entry in _entries(path)]
@@ -189,7 +207,7 @@ def _read(paths: Iterable[Path]) -> Trace | None:
 
 def _entries(path: Path) -> Iterator[tuple[str, Span]]:
     """The spans of a file with the id of their trace. What a process that was killed left half-written is skipped."""
-    with path.open("rb") as lines:
+    with suppress(FileNotFoundError), path.open("rb") as lines:
         for line in lines:
             try:
                 data = json.loads(line)
@@ -259,8 +277,7 @@ def _end(span: Span) -> float:
 def _tree(trace: Trace) -> Iterator[str]:
     """A line that names the trace, then one a span, in columns: the tree, how long it took, and what else is known."""
     summary = trace.summary
-    began = datetime.fromtimestamp(summary.started_at / 1000).astimezone()
-    yield f"trace {trace.trace_id}  {began:%Y-%m-%d %H:%M:%S}  {summary.status}"
+    yield f"trace {trace.trace_id}  {_moment(summary.started_at)}  {summary.status}"
     lines = list(_branches(trace, trace.children(None), "", top=True))
     width = max((len(branch) for branch, _ in lines), default=0)
     times = [_duration(_end(span) - span.start_time) for _, span in lines]
@@ -304,6 +321,14 @@ def _with_all_below(trace: Trace, span: Span) -> Iterator[Span]:
 def _plain(text: str) -> str:
     """Text on one line without what would steer a terminal."""
     return "".join(char if char.isprintable() else "?" for char in " ".join(text.split()))
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _moment(time_ms: float) -> str:
+    return f"{datetime.fromtimestamp(time_ms / 1000).astimezone():%Y-%m-%d %H:%M:%S}"
 
 
 def _duration(time_ms: float) -> str:

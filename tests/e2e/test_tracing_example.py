@@ -28,8 +28,9 @@ def test_both_runtimes_print_the_same_tree(runtime: str, tmp_path: Path) -> None
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    said, _, head, *tree = done.stdout.splitlines()
+    said, _, line, _, head, *tree = done.stdout.splitlines()
     assert said == "Asked for 3 cities."
+    assert line.endswith("8 model calls  6 tool calls  960 in / 240 out  $0.0016  ok")
     assert head.endswith("  ok")
     assert [next(expected for expected in TREE if line.startswith(expected)) for line in tree] == TREE
     assert tree[0].endswith("960 in / 240 out  $0.0016  stop")

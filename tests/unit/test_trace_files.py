@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from lousho_ray import ConfigurationError, MockProvider, create_agent, semconv, tool
+from lousho_ray import ConfigurationError, MockProvider, create_agent, semconv, tool, traces
 from lousho_ray.spans import Span, SpanStatus, TraceExporter, with_span
 from lousho_ray.trace_files import file_trace_exporter
-from lousho_ray.traces import list_traces, read_trace
+from lousho_ray.traces import _files, list_traces, read_trace
 
 NOON = datetime(2026, 3, 5, 12).astimezone().timestamp() * 1000
 DAY_MS = 86_400_000.0
@@ -139,6 +139,22 @@ def test_an_id_that_the_caller_made_up_leads_to_no_other_folder(tmp_path: Path) 
     assert read_trace("../../up/x", folder).trace_id == "../../up/x"
 
 
+def test_a_folder_that_cannot_be_read_is_one_warning_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # OBS-33: a late span looks for the file of its trace
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise PermissionError("not yours")
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    monkeypatch.setattr(os, "open", refuse)
+    exporter = file_trace_exporter(tmp_path)
+    for _ in range(2):
+        with_span(exporter, "late", {}, lambda span: None, parent_id="t1")
+    monkeypatch.undo()
+    assert [record.getMessage().endswith("not said again.") for record in caplog.records] == [True]
+
+
 async def test_a_folder_that_cannot_be_written_is_one_warning_and_the_run_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -233,6 +249,24 @@ async def test_a_summary_says_what_a_run_did(tmp_path: Path) -> None:
     assert (found.input_tokens, found.output_tokens) == (result.usage.input_tokens, result.usage.output_tokens)
     assert found.cost_usd == result.usage.cost_usd
     assert (found.started_at, found.duration_ms) == (root.start_time, root.end_time - root.start_time)
+
+
+def test_a_summary_prints_as_a_line(tmp_path: Path) -> None:
+    about = {semconv.AGENT_NAME: "clerk", semconv.OPERATION_NAME: "chat", semconv.INPUT_TOKENS: 1200, semconv.OUTPUT_TOKENS: 34}
+    write(tmp_path, "t1", **about, **{semconv.COST_USD: 0.5})
+    (found,) = list_traces(tmp_path)
+    assert str(found) == "t1  2026-03-05 12:00:00  clerk  500 ms  1 model call  0 tool calls  1,200 in / 34 out  $0.5000  ok"
+    write(tmp_path, "t0")
+    assert str(list_traces(tmp_path)[1]).endswith("job  500 ms  0 model calls  0 tool calls  0 in / 0 out  ok")
+
+
+def test_a_trace_that_is_removed_meanwhile_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "t1")
+    write(tmp_path, "t2")
+    found = _files(tmp_path)
+    monkeypatch.setattr(traces, "_files", lambda _: found)
+    (tmp_path / "2026-03-05" / "t1.jsonl").unlink()
+    assert [summary.trace_id for summary in list_traces(tmp_path)] == ["t2"]
 
 
 def test_the_newest_come_first_up_to_the_limit(tmp_path: Path) -> None:
