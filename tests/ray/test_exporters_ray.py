@@ -8,6 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from lousho_ray import (
     MockProvider,
@@ -20,6 +24,7 @@ from lousho_ray import (
     semconv,
     worker_local,
 )
+from lousho_ray.otel import otel_trace_exporter
 from tests.ray.processes import fan_out
 from tests.ray.test_node_loss import run_cluster
 from tests.unit.span_support import Recorder
@@ -42,11 +47,11 @@ async def test_a_session_actor_has_an_exporter_of_its_own(tmp_path: Path) -> Non
     assert f"{os.getpid()}.made" not in {path.name for path in tmp_path.glob("*.made")}
     (found,) = list_traces(tmp_path / "traces")
     assert (found.agent, found.model_calls, found.tool_calls, found.status) == ("lead", 4, 2, "ok")
-    trace = read_trace(found.trace_id, tmp_path / "traces")
-    assert [span.name for span in trace.children(None)] == ["invoke_agent lead"]
-    tasks = [span for span in trace.children(trace.root) if span.name == "execute_tool task"]
-    assert [[child.name for child in trace.children(task)] for task in tasks] == [["invoke_agent reader"]] * 2
-    assert all(span.attributes[semconv.ACTOR_ID] for span in trace.spans)
+    tree = read_trace(found.trace_id, tmp_path / "traces")
+    assert [span.name for span in tree.children(None)] == ["invoke_agent lead"]
+    tasks = [span for span in tree.children(tree.root) if span.name == "execute_tool task"]
+    assert [[child.name for child in tree.children(task)] for task in tasks] == [["invoke_agent reader"]] * 2
+    assert all(span.attributes[semconv.ACTOR_ID] for span in tree.spans)
 
 
 @pytest.mark.usefixtures("ray_cluster")
@@ -71,6 +76,31 @@ async def test_beside_the_exporter_of_each_process_one_of_the_caller_hears_all_t
     assert {span.id for span in read_trace(found.trace_id, tmp_path / "traces").spans} == {span.id for span in heard.ended}
     assert f"{os.getpid()}.made" not in {path.name for path in tmp_path.glob("*.made")}
     assert not unasked.exists()
+
+
+@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_turns_in_an_actor_nest_under_the_span_of_the_caller(streamed: bool) -> None:
+    # OBS-29
+    memory, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(memory))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(trace, "get_tracer", provider.get_tracer)
+        exporter = otel_trace_exporter(metrics=False)
+    session = create_agent(provider=MockProvider(), exporter=exporter, name="clerk").session()
+    for number in range(2):
+        with provider.get_tracer("mine").start_as_current_span(f"request {number}"):
+            if streamed:
+                async for _ in session.stream("Hi."):
+                    pass
+            else:
+                await session.send("Hi.")
+    spans = memory.get_finished_spans()
+    named = {span.context.span_id: span.name for span in spans if span.context is not None}
+    above = [(span.name, named[span.parent.span_id]) for span in spans if span.parent is not None]
+    run = "invoke_agent clerk"
+    assert above == [("chat mock-1", run), (run, "request 0"), ("chat mock-1", run), (run, "request 1")]
+    provider.shutdown()
 
 
 @pytest.mark.timeout(180)

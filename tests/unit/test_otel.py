@@ -123,6 +123,17 @@ async def test_a_run_nests_under_the_span_of_the_caller(sdk: Collected) -> None:
     assert len({span.context.trace_id for span in found.values()}) == 1
 
 
+def test_a_run_without_an_event_loop_nests_there_too(sdk: Collected) -> None:
+    # OBS-29
+    agent = agent_with(otel_trace_exporter())
+    for number, send in enumerate((agent.send_sync, agent.session().send_sync)):
+        with sdk.provider.get_tracer("mine").start_as_current_span(f"request {number}"):
+            send("Hi.")
+    named = {span.context.span_id: span.name for span in sdk.memory.get_finished_spans()}
+    runs = [span for span in sdk.memory.get_finished_spans() if span.name == "invoke_agent clerk"]
+    assert [named[run.parent.span_id] for run in runs] == ["request 0", "request 1"]
+
+
 async def test_a_failure_is_the_status_with_its_message(sdk: Collected) -> None:
     # OBS-29, OBS-31b
     await agent_with(otel_trace_exporter(), broken).send("What does broken say?")
