@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import threading
+from types import FunctionType
 from typing import Any
 
 import cloudpickle
@@ -140,7 +141,11 @@ def test_the_factory_is_called_once_in_a_process_at_its_first_span(monkeypatch: 
 
 def test_spans_of_several_threads_share_the_exporter_of_the_process() -> None:
     # OBS-40
-    exporter = worker_local(lambda: make_recorder())
+    def make_slowly() -> TraceExporter:
+        threading.Event().wait(0.02)  # so that all others come while the first is at it
+        return make_recorder()
+
+    exporter = worker_local(make_slowly)
     ready = threading.Barrier(8)
 
     def run() -> None:
@@ -164,6 +169,11 @@ def test_a_factory_of_a_module_stands_for_one_exporter_and_others_for_one_a_call
     trace(worker_local(factory))
     trace(worker_local(factory))
     assert len(MADE) == known + 2
+    scripts = FunctionType(make_recorder.__code__, globals(), "make")
+    scripts.__module__, scripts.__qualname__ = "__main__", "make"  # many scripts have one of that name
+    trace(worker_local(scripts))
+    trace(worker_local(scripts))
+    assert len(MADE) == known + 4
 
 
 @pytest.mark.parametrize("factory", [lambda: object(), lambda: 1 // 0])

@@ -98,6 +98,7 @@ def test_keys_are_masked_in_tracebacks(monkeypatch: pytest.MonkeyPatch, caplog: 
     assert "RuntimeError: refused: ***" in caplog.text
     assert "ValueError: no access with ***" in caplog.text
     assert "Traceback" in caplog.text
+    assert caplog.records[0].exc_info is None, "a handler of another kind would print the exception itself"
 
 
 def test_a_record_without_keys_stays_as_it_is(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

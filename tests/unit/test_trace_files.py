@@ -109,6 +109,17 @@ def test_spans_after_midnight_are_in_the_file_of_the_day_the_trace_began(tmp_pat
     assert [line["name"] for line in lines_of(tmp_path)] == ["tomorrow", "root", "late"]
 
 
+def test_a_span_that_never_began_or_has_ended_has_no_further_line(tmp_path: Path) -> None:
+    # OBS-32
+    exporter = file_trace_exporter(tmp_path)
+    root, child = span_of("root", "t1"), span_of("child", "c", "t1")
+    exporter.on_span_start(root)
+    exporter.on_span_start(child)
+    for span in (child, child, span_of("never begun", "d", "t1"), root, root):
+        end(exporter, span)
+    assert [line["name"] for line in lines_of(tmp_path)] == ["child", "root"]
+
+
 def test_traces_side_by_side_do_not_mix(tmp_path: Path) -> None:
     exporter = file_trace_exporter(tmp_path)
 
