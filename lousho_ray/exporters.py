@@ -63,7 +63,9 @@ def part_of_caller(exporter: TraceExporter | None) -> TraceExporter | None:
 
 
 def worker_local(factory: Callable[[], TraceExporter]) -> TraceExporter:
-    """An exporter of which each process that makes spans has its own: spans do not travel to the caller.
+    """An exporter of which each process in which runs begin has its own: their spans do not travel to the caller.
+
+    These are the caller's process, session actors and eval workers. What a run starts on a worker is told where the run is.
 
     `factory` is called once in each process, when its first span starts, and what it makes stays until the process ends. That is
     the place to set up a client, such as an OTLP exporter that sends from every node. When it fails, that is logged, and the

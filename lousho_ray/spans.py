@@ -81,7 +81,7 @@ class TraceExporter(Protocol):
     `on_span_end` gets the same object as `on_span_start`, once, with all attributes; children end before their parent. What they
     raise is logged once and changes nothing. Do not keep a span to change it.
 
-    With the attribute `worker_local = True` an exporter must be picklable: each process that makes spans has one of its own.
+    With the attribute `worker_local = True` an exporter must be picklable: each process in which runs begin has one of its own.
     """
 
     def on_span_start(self, span: Span) -> None: ...
@@ -108,7 +108,7 @@ def check_exporter(value: Any, field: str = "exporter") -> TraceExporter:
 
 
 def is_worker_local(exporter: TraceExporter) -> bool:
-    """Whether an exporter is made anew in each process that makes spans, instead of getting those of all at the caller's."""
+    """Whether an exporter is made anew in each process in which runs begin, instead of getting those of all at the caller's."""
     return bool(getattr(exporter, "worker_local", False))
 
 
