@@ -13,6 +13,7 @@ from lousho_ray.actors.event_parcel import unpacked
 from lousho_ray.actors.session import ANSWERS_IN_S
 from lousho_ray.actors.stream_view import StreamView
 from lousho_ray.cancellation import AbortReason
+from lousho_ray.errors import SessionAwaitingApprovalError
 from lousho_ray.eventlog import EventLog
 from lousho_ray.events import Event
 from lousho_ray.handle import BATCH
@@ -21,7 +22,7 @@ from lousho_ray.limits.session_spend import without_spend
 from lousho_ray.loop.result import ExecutionResult, final_text
 from lousho_ray.messages import Message
 from lousho_ray.ports import Observer
-from lousho_ray.session import Request, ResumeRequest, TurnRequest, transcript
+from lousho_ray.session import DecisionRequest, Request, ResumeRequest, TurnRequest, transcript
 from lousho_ray.spans import SpanBook, SpanRecord
 
 if TYPE_CHECKING:
@@ -145,6 +146,11 @@ class HostedTurn:
                 self._link.lost(home.actor)
                 home = await self._recover(home, error)
                 continue
+            except SessionAwaitingApprovalError as error:
+                if not home.resumed or not self._decides(error.approval_id):
+                    raise
+                home = await self._recover(home, None)  # The pause had not been taken.
+                continue
             if result is None and home.resumed:
                 result = await self._what_was_saved()
                 if result is None:
@@ -153,6 +159,9 @@ class HostedTurn:
             if result is not None and result.finish_reason not in ("aborted", "awaiting-approval"):
                 self._link.seen = len(transcript(result))
             return result  # type: ignore[return-value]  # a resume that found nothing has none
+
+    def _decides(self, approval_id: str) -> bool:
+        return isinstance(self._request, DecisionRequest) and self._request.approval_id == approval_id
 
     async def _recover(self, lost: _Home, error: ActorLostError | None) -> _Home:
         """The turn's next home after its actor was lost: where what it left is resumed. Without an error nothing had been left, so

@@ -93,7 +93,7 @@ class RunHost(SessionHost):
                 return self._new_turn(turn, request, emitter, lease)
             if isinstance(request, DecisionRequest):
                 return self._decided_turn(turn, request, emitter, lease)
-            return self._finish_pending(turn, emitter, lease, business_state=request.business_state)
+            return self._finish_pending(turn, emitter, lease, lost=request.lost, business_state=request.business_state)
 
         return await self._in_line(turn, place, emitter, body)
 
@@ -116,12 +116,19 @@ class RunHost(SessionHost):
         return await self._drive(context, recorder, emitter, lambda deps: recorder.save(state))
 
     async def _finish_pending(
-        self, turn: LocalRun, emitter: Emitter, lease: TurnLease, *, fresh: bool = True, business_state: Any = UNSET
+        self,
+        turn: LocalRun,
+        emitter: Emitter,
+        lease: TurnLease,
+        *,
+        fresh: bool = True,
+        lost: str | None = None,
+        business_state: Any = UNSET,
     ) -> ExecutionResult[Any] | None:
         saved = await self._record()
         if saved is None or saved.get("status") == "finished":
             return None
-        return await self._go_on(turn, emitter, lease, saved, None, CallOptions(business_state=business_state))
+        return await self._go_on(turn, emitter, lease, saved, None, CallOptions(business_state=business_state), lost)
 
     async def _go_on(
         self,
@@ -131,11 +138,12 @@ class RunHost(SessionHost):
         saved: Mapping[str, Any],
         request: TurnRequest | None,
         call: CallOptions,
+        lost: str | None = None,
     ) -> ExecutionResult[Any]:
         """Goes on with an unfinished run. New input joins behind its open calls; the input it was started with is a retry."""
         left = self._unfinished(saved, turn, self._id, saved)
         left.facts.business_state = _kept(call.business_state, saved)
-        left.decisions.update(await self._decisions(saved) or decisions_of(saved))
+        left.decisions.update(await self._decisions(saved, lost) or decisions_of(saved))
         if request is not None and not _same(request.input, _opening(left.state)):
             left.waiting = (*left.waiting, *_new_part([*left.state.messages, *left.waiting], request.input))
 
@@ -147,11 +155,11 @@ class RunHost(SessionHost):
         observed = request is not None and request.observed
         return await self._continue(turn, emitter, lease, left, ready, call=call, observed=observed)
 
-    async def _decisions(self, saved: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def _decisions(self, saved: Mapping[str, Any], lost: str | None) -> Mapping[str, Any]:
         """The decision that a paused run was left with; raises while there is none."""
         if saved.get("status") != "awaiting-approval":
             return {}
-        decided = await left_decision(self._parts.approvals, saved, self._clock.wall())
+        decided = await left_decision(self._parts.approvals, saved, self._clock.wall(), lost)
         if not decided:
             raise awaiting(self._id, PendingTurn.of(saved))
         return decided

@@ -118,7 +118,12 @@ async def take_pause(
     approval_id = pause.pending["id"]
     keeps_claims: Any = store if hasattr(store, "claimed") else None
     kept = {key: value for key, value in asdict(decision).items() if value is not None}
-    taken = await (keeps_claims.resolve(approval_id, decision=kept) if keeps_claims is not None else store.resolve(approval_id))
+    taken = await (
+        # The run's id makes it repeatable: a store whose answer was lost on the way is asked again.
+        keeps_claims.resolve(approval_id, token=state.run_id, decision=kept)
+        if keeps_claims is not None
+        else store.resolve(approval_id)
+    )
     if taken is None:
         raise approval_not_found(approval_id)
     if recorder is None:
@@ -140,20 +145,22 @@ async def put_back(store: ApprovalStore, pause: Pause) -> None:
         await store.save(pause.pending, pause.snapshot)
 
 
-async def left_decision(store: ApprovalStore, saved: Mapping[str, Any], now: float) -> dict[str, Decision]:
+async def left_decision(store: ApprovalStore, saved: Mapping[str, Any], now: float, lost: str | None = None) -> dict[str, Decision]:
     """The decision on a paused run whose decider died before it could go on with it; empty while the pause is undecided.
 
     Args:
         store: Where the pause is.
         saved: The checkpoint that names it.
         now: Seconds since the epoch.
+        lost: The run of a decider that is known to have died, or one that took over from it (`<run>-<n>`).
     """
     claimed: Any = getattr(store, "claimed", None)
     call_id, approval_id = saved.get("approvalCallId"), saved.get("approvalId")
     claim = await claimed(approval_id) if claimed is not None and call_id is not None else None
     if claim is None or claim["decision"] is None:
         return {}
-    if now - datetime.fromisoformat(claim["claimed_at"]).timestamp() < CLAIM_TIMEOUT_S:
+    known_dead = lost is not None and lost.partition("-")[0] == (claim["token"] or "").partition("-")[0]
+    if not known_dead and now - datetime.fromisoformat(claim["claimed_at"]).timestamp() < CLAIM_TIMEOUT_S:
         return {}  # Whoever took it may be about to go on.
     return {str(call_id): read_decision(claim["decision"], f"The decision on approval '{approval_id}'")}
 

@@ -55,8 +55,9 @@ class SessionHost(SessionTurns):
                 turn.start(self._in_line(turn, place, emitter, lambda lease: self._decided_turn(turn, request, emitter, lease)))
             case ResumeRequest():
                 place = self._line.enter(turn)
-                body = self._in_line(turn, place, emitter, lambda lease: self._finish_pending(turn, emitter, lease))
-                turn.start(self._after_death(request.lost, body))
+                lost = request.lost
+                body = self._in_line(turn, place, emitter, lambda lease: self._finish_pending(turn, emitter, lease, lost=lost))
+                turn.start(self._after_death(lost, body))
         return turn
 
     async def set_mode(self, mode: Any) -> None:

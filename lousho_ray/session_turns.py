@@ -22,7 +22,7 @@ from lousho_ray.durable import (
 )
 from lousho_ray.errors import SessionTurnFailedError
 from lousho_ray.handle import LocalRun
-from lousho_ray.loop.checkpoint import OPENING, Recorder, RunFacts, opening_record, thaw
+from lousho_ray.loop.checkpoint import OPENING, Recorder, RunFacts, check_record, opening_record, stored_messages, thaw
 from lousho_ray.loop.emitter import Emitter, Stamp
 from lousho_ray.loop.gate import tool_ran
 from lousho_ray.loop.inbox import QueuedInput
@@ -114,11 +114,12 @@ class SessionTurns(SessionRecords):
         return await lease.load()
 
     async def _finish_pending(
-        self, turn: LocalRun, emitter: Emitter, lease: TurnLease, *, fresh: bool = True
+        self, turn: LocalRun, emitter: Emitter, lease: TurnLease, *, fresh: bool = True, lost: str | None = None
     ) -> ExecutionResult[Any] | None:
         """Finishes the turn an earlier process (or a failure) left behind; `None` when there is none.
 
-        `fresh` says that this is a `resume()`, which also retries a turn that failed for good.
+        `fresh` says that this is a `resume()`, which also retries a turn that failed for good; `lost` is the run of a decider that
+        has died.
         """
         checkpoints = self._parts.checkpoints
         if checkpoints is None:
@@ -128,10 +129,10 @@ class SessionTurns(SessionRecords):
         saved = await checkpoints.load(key)
         if saved is None:
             return None
-        pending = PendingTurn.of(saved)
+        pending = PendingTurn.of(check_record(saved))
         decided: Mapping[str, Decision] = {}
         if pending.status == "awaiting-approval":
-            decided = await left_decision(self._parts.approvals, saved, self._clock.wall())
+            decided = await left_decision(self._parts.approvals, saved, self._clock.wall(), lost)
             if not decided:
                 raise awaiting(self._id, pending)
         if pending.last_error is not None and not fresh:
@@ -157,7 +158,7 @@ class SessionTurns(SessionRecords):
         """Runs a turn of which nothing but its input was recorded."""
         facts = facts_of(saved, self._definition, self._name)
         recorder = self._recorder(saved["sessionId"], facts, saved)
-        asked = [Message.from_dict(message) for message in saved["messages"]]
+        asked = stored_messages(saved)
         call = CallOptions(principal=facts.principal, metadata=facts.metadata)
 
         async def check(deps: RunDeps) -> None:

@@ -19,7 +19,7 @@ import ray
 
 from lousho_ray.actors.cluster import NAMESPACE
 from lousho_ray.actors.store import RemoteStore, StoreReference
-from lousho_ray.errors import AgentExecutionError
+from lousho_ray.errors import AgentExecutionError, LoushoError
 from lousho_ray.testing.fake_server import FakeServer
 from tests.contract.s3_server import S3Server, store_of
 from tests.e2e.durable_child import ALONE, SESSION, STAGES, agent_on, answer, open_store
@@ -78,13 +78,16 @@ class World:
         file = self.folder / "lines"
         return file.read_text().split("\n")[:-1] if file.exists() else []
 
-    async def killed_at(self, point: str, input: str) -> Any:
-        """Streams a turn whose actor is killed at `point`; its result, once the caller's stream has come to its end."""
+    async def killed_at(self, point: str, input: str, *, decided: str | None = None) -> Any:
+        """Streams a turn whose actor is killed at `point`; its result, once the caller's stream has come to its end.
+
+        With `decided` the turn is the one that an approval of that pause continues.
+        """
         await eventually(self._there, timeout_s=90)
         _, actor = await self.session.link.reach()
         await actor.__ray_call__.remote(stop_at_stages, self.folder)
         (self.folder / "point").write_text(point)
-        turn = self.session.stream(input)
+        turn = self.session.stream(input) if decided is None else await self.agent.approvals.stream_resolve(decided, approved=True)
         events = asyncio.create_task(_all(turn))
         await eventually(self._reached, timeout_s=90)
         await kill_process(actor)
@@ -233,3 +236,39 @@ async def test_an_actor_killed_while_it_pauses_leaves_one_pause(world: World, po
     await world.agent.approvals.resolve(approval_id, approved=True)
     assert world.lines == ["a c1", "g c2", "b c3"]
     await world.check_end(GUARDED)
+
+
+DECIDED = [
+    # the pause is still open: the approval is sent again
+    ("before claim", ["a c1", "g c2", "b c3"]),
+    # it was taken, and nothing else is written down: the approval is in the claim, and its actor is known to have died
+    ("after claim", ["a c1", "g c2", "b c3"]),
+    ("before decided 1", ["a c1", "g c2", "b c3"]),
+    # the approval is in the record of the turn
+    ("after decided 1", ["a c1", "g c2", "b c3"]),
+    ("in g", ["a c1", "g c2", "g c2", "b c3"]),
+    ("after decided 2", ["a c1", "g c2", "b c3"]),
+    ("before end", ["a c1", "g c2", "b c3"]),
+]
+
+
+def decisions() -> list[Any]:
+    """The matrix; all but two are slow. An S3 store ends a turn in several steps, so that `before end` is none of its points."""
+    found = [(kind, *case) for kind in ("sqlite", "s3") for case in DECIDED if (kind, case[0]) != ("s3", "before end")]
+    usual = {("sqlite", "before claim"), ("sqlite", "after claim")}
+    return [
+        pytest.param(*case, id=f"{case[0]}-{case[1]}".replace(" ", "-"), marks=() if case[:2] in usual else SLOW) for case in found
+    ]
+
+
+@pytest.mark.parametrize(("world", "point", "lines"), decisions(), indirect=["world"])
+async def test_an_approval_outlives_the_actor_that_was_to_carry_it_out(world: World, point: str, lines: list[str]) -> None:
+    # field cases S05, S07: approved once, asked for once, and run by whoever takes over
+    paused = await world.session.send("guarded")
+    result = await world.killed_at(point, "guarded", decided=paused.approval_id)
+    assert result.text == "guarded done"
+    assert world.lines == lines
+    await world.check_end(GUARDED)
+    with pytest.raises(LoushoError) as raised:
+        await world.agent.approvals.resolve(paused.approval_id, approved=False)
+    assert raised.value.code == "LOUSHO_APPROVAL_NOT_FOUND"
