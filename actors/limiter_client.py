@@ -214,6 +214,8 @@ class LimiterClient:
             reply: Reply = await self._call("exchange", message, timeout_s=CALL_TIMEOUT_S)
             if self._accept(reply, losses, sent_at, [number for _, number, _ in entries]):
                 return self._borrow(lots, reply.lent, asked_at + AHEAD_S)
+            if not entries and not lots:
+                return False  # What a lost life was to be told is void; with what goes on this process registers anew.
             if pause_s is not None:
                 await asyncio.sleep(pause_s)
         lives = len(RELOST_PAUSES_S) + 1

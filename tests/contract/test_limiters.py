@@ -230,6 +230,25 @@ async def test_a_process_stops_listening_to_an_old_life_that_it_knows_is_over(mo
     (await asyncio.wait_for(later, 5)).release()
 
 
+async def test_what_a_process_gives_back_to_a_lost_life_hurts_no_later_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    # RL-36: at rest but for a release, there is nothing to register with the new life
+    monkeypatch.setattr("lousho_ray.limits.shared.RECOVERY_S", 0.05)
+    monkeypatch.setattr("lousho_ray.actors.calling.RETRY_DELAYS_S", (0.001,) * 1_000)
+    handle = InProcessHandle(RateLimiterActor(restarted=False))
+    limiter = remote_limiter(handle, {"max_concurrent": 1, "tokens_per_minute": 1_000})
+    held = await limiter.acquire(1)
+    handle.replace(None)
+    held.settle(5)
+    held.release()
+    for _ in range(20):
+        await asyncio.sleep(0.001)  # it is on its way by now, and alone
+    later = asyncio.create_task(limiter.acquire(1))
+    await asyncio.sleep(0)
+    handle.replace(RateLimiterActor(restarted=True))
+    (await asyncio.wait_for(later, 5)).release()
+    assert (await settled(limiter)).running == 0
+
+
 async def test_the_clocks_of_the_processes_do_not_matter() -> None:
     # RL-35
     class Apart(SystemClock):
