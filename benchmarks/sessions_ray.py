@@ -1,6 +1,6 @@
 """Session turns per second on Ray, with one session actor and with more: stored in SQLite, every turn's history checked.
 
-    python benchmarks/sessions_ray.py [--actors 1,2] [--sessions 1000] [--at-once 32] [--durable no]
+    python benchmarks/sessions_ray.py [--actors 1,2] [--sessions 1000] [--at-once 32] [--durable no] [--turns 3] [--chars 0]
 
 Each number of actors gets a local Ray of its own with that many CPUs. Everything runs on this machine: the callers (this process),
 the session actors, the store actor and the model server share its cores. The CPU time is that of all of them but the model server.
@@ -22,8 +22,7 @@ import ray
 from model_server import Plan, model_server
 
 from lousho_ray import OpenAIProvider, SqliteStore, create_agent
-
-TURNS = 3
+from lousho_ray.messages import user
 
 
 class SessionsOnly:
@@ -45,30 +44,31 @@ def cpu_s() -> dict[str, float]:
     return spent
 
 
-async def serve(agent: Any, prefix: str, sessions: int, at_once: int) -> list[float]:
+async def serve(agent: Any, prefix: str, sessions: int, at_once: int, turns: int, chars: int) -> list[float]:
     """Milliseconds of each turn."""
     numbers, took = iter(range(sessions)), list[float]()
+    asked = [*([user("x" * chars)] if chars else []), user(Plan().text())]
 
     async def worker() -> None:
         for number in numbers:
-            for turn in range(1, TURNS + 1):
+            for turn in range(1, turns + 1):
                 began = time.perf_counter()
-                result = await agent.session(f"{prefix}{number}").send(Plan().text())
-                assert result.text == f"turn {turn}", result.text
+                result = await agent.session(f"{prefix}{number}").send(asked)
+                assert result.text == f"turn {turn * len(asked)}", result.text
                 took.append((time.perf_counter() - began) * 1000)
 
     await asyncio.gather(*(worker() for _ in range(at_once)))
     return took
 
 
-async def measure(url: str, actors: int, sessions: int, at_once: int, durable: bool, folder: str) -> None:
+async def measure(url: str, actors: int, sessions: int, at_once: int, durable: bool, turns: int, chars: int, folder: str) -> None:
     async with SqliteStore(Path(folder) / "sessions.db") as store:
         provider = OpenAIProvider(base_url=f"{url}/v1", api_key="none", default_model="fake", api="chat")
         agent = create_agent(provider=provider, store=store if durable else SessionsOnly(store), runtime="ray")
-        await serve(agent, "warm", at_once, at_once)
+        await serve(agent, "warm", at_once, at_once, 3, chars)
         before, began = cpu_s(), time.perf_counter()
-        took = await serve(agent, "s", sessions, at_once)
-        seconds, count = time.perf_counter() - began, sessions * TURNS
+        took = await serve(agent, "s", sessions, at_once, turns, chars)
+        seconds, count = time.perf_counter() - began, sessions * turns
         spent = {name: (used - before.get(name, 0.0)) / count * 1000 for name, used in cpu_s().items()}
         top = ", ".join(f"{name} {used:.2f}" for name, used in sorted(spent.items(), key=lambda item: -item[1])[:5])
         print(
@@ -83,10 +83,14 @@ if __name__ == "__main__":
     parser.add_argument("--sessions", type=int, default=1_000)
     parser.add_argument("--at-once", type=int, default=32)
     parser.add_argument("--durable", choices=("yes", "no"), default="yes")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--chars", type=int, default=0, help="length of one more message that each turn brings")
     given = parser.parse_args()
     with model_server() as url:
         for actors in map(int, given.actors.split(",")):
             ray.init("local", num_cpus=actors, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
             with tempfile.TemporaryDirectory() as temporary:
-                asyncio.run(measure(url, actors, given.sessions, given.at_once, given.durable == "yes", temporary))
+                asyncio.run(
+                    measure(url, actors, given.sessions, given.at_once, given.durable == "yes", given.turns, given.chars, temporary)
+                )
             ray.shutdown()
