@@ -81,11 +81,15 @@ class EventBatch:
 
 
 class Start(NamedTuple):
-    """A turn to be put in line. The agent may only be named (see `Shipment`)."""
+    """A turn to be put in line. The agent may only be named (see `Shipment`).
+
+    `base` is the last turn of the session whose result the client has: of the new one it gets what is not the same.
+    """
 
     key: SessionKey
     shipment: Shipment
     request: Request
+    base: str | None = None
 
 
 class Accepted(NamedTuple):
@@ -209,7 +213,8 @@ class SessionActor:
         if run_id not in self._turns:
             run = host.start(_placed(start.request))
             self._turns[run_id] = Turn(run, client)
-            client.add(run, observed=start.request.observed)
+            base = None if start.base is None else self._turns.get(start.base)
+            client.add(run, None if base is None else base.run, observed=start.request.observed)
             run.task.add_done_callback(lambda _: self._ended(run_id))
         return True
 

@@ -6,11 +6,13 @@ import asyncio
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ray.cloudpickle import cloudpickle
 
 from lousho_ray.actors.cluster import ActorLostError
+from lousho_ray.actors.shared_lists import same_start
 from lousho_ray.actors.shipping import portable
 from lousho_ray.errors import AgentExecutionError, LoushoError
 from lousho_ray.eventlog import EventLog
@@ -34,20 +36,29 @@ NO_LIFE = ""
 
 
 class Ending(NamedTuple):
-    """How a turn ended. `trace` is the traceback of an error of the user's code, as text."""
+    """How a turn ended.
+
+    Attributes:
+        run_id: The turn's.
+        result: Its result, without the messages at the start that its client has.
+        same: How many those are: the messages at the start of the result that the client has named as its base.
+        error: What it raised.
+        trace: The traceback of an error of the user's code, as text.
+    """
 
     run_id: str
     result: ExecutionResult[Any] | None = None
+    same: int = 0
     error: BaseException | None = None
     trace: str = ""
 
     @classmethod
-    def of(cls, run: LocalRun) -> Ending:
+    def of(cls, run: LocalRun, base: LocalRun | None) -> Ending:
         if run.task.cancelled():
             return cls(run.run_id, error=ActorLostError("The run was cancelled where it ran; what it has done is unknown."))
         error = run.task.exception()
         if error is None:
-            return cls(run.run_id, run.task.result())
+            return cls(run.run_id, *_beyond(base, run.task.result()))
         trace = "" if isinstance(error, LoushoError) else "".join(traceback.format_exception(error))
         return cls(run.run_id, error=portable(error), trace=trace)
 
@@ -84,7 +95,7 @@ class Client:
         self.life = new_id()
         self._forget = forget
         self._loop = asyncio.get_running_loop()
-        self._ended: EventLog[LocalRun] = EventLog()
+        self._ended: EventLog[Ending] = EventLog()
         self._running: set[LocalRun] = set()
         self._observed: set[LocalRun] = set()
         self._seen = time.monotonic()
@@ -95,26 +106,26 @@ class Client:
         """The process is there."""
         self._seen = time.monotonic()
 
-    def add(self, run: LocalRun, *, observed: bool) -> None:
-        """A turn of this client runs. Of one that is `observed` somebody reads the events."""
+    def add(self, run: LocalRun, base: LocalRun | None, *, observed: bool) -> None:
+        """A turn of this client runs, which has the result of `base`. Of one that is `observed` somebody reads the events."""
         self._running.add(run)
         if observed:
             self._observed.add(run)
             if self._watching is None:
                 self._watching = self._loop.call_later(READER_LEASE_S, self._watch)
-        run.task.add_done_callback(lambda _: self._end(run))
+        run.task.add_done_callback(lambda _: self._end(run, base))
 
     async def endings(self, cursor: int, wait_s: float, *, apart: bool) -> Endings:
         """How turns ended, from `cursor` on; waits for the first. `apart`: each in a pickle of its own."""
         self.seen()
-        runs, cursor = await self._ended.read(cursor, wait_s=wait_s, most=MOST_ENDINGS)
+        endings, cursor = await self._ended.read(cursor, wait_s=wait_s, most=MOST_ENDINGS)
         self.seen()
-        return Endings(self.life, parcels_of([Ending.of(run) for run in runs], apart=apart), cursor)
+        return Endings(self.life, parcels_of(endings, apart=apart), cursor)
 
-    def _end(self, run: LocalRun) -> None:
+    def _end(self, run: LocalRun, base: LocalRun | None) -> None:
         self._running.discard(run)
         self._observed.discard(run)
-        self._ended.append(run)
+        self._ended.append(Ending.of(run, base))
 
     def _watch(self) -> None:
         """Leaves the streamed turns of a client that has been silent for the length of its lease."""
@@ -132,6 +143,15 @@ class Client:
             self._forget()
         else:
             self._leaving = self._loop.call_later(max(left_s, 1.0), self._forget_silent)
+
+
+def _beyond(base: LocalRun | None, result: ExecutionResult[Any] | None) -> tuple[ExecutionResult[Any] | None, int]:
+    """A result without what its client has of it from the result of an earlier turn, and how many messages that is."""
+    if base is None or result is None or not base.task.done() or base.task.cancelled() or base.task.exception() is not None:
+        return result, 0
+    earlier: ExecutionResult[Any] | None = base.task.result()
+    same = 0 if earlier is None else same_start(earlier.messages, result.messages)
+    return (replace(result, messages=result.messages[same:]), same) if same else (result, 0)
 
 
 def parcels_of(endings: Sequence[Ending], *, apart: bool) -> list[Parcel]:

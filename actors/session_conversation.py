@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -11,9 +12,12 @@ from lousho_ray.actors.cluster import ActorLostError, live
 from lousho_ray.actors.conversation import Conversation
 from lousho_ray.actors.liveness import ask_busy
 from lousho_ray.actors.session import ANSWERS_IN_S, Accepted, Start
-from lousho_ray.actors.session_clients import Ending, Endings, endings_in
+from lousho_ray.actors.session_clients import KEPT_S, Ending, Endings, endings_in
+from lousho_ray.actors.shared_lists import SharedList, SharedLists
 from lousho_ray.errors import LoushoError
 from lousho_ray.loop.result import ExecutionResult
+from lousho_ray.messages import Message
+from lousho_ray.stores.json_form import own
 
 START_TIMEOUT_S = 120.0
 
@@ -43,15 +47,17 @@ class Entry:
         named: The turn, with its agent only named.
         whole: The turn with its agent's parcel, for an actor that has not got it yet.
         what: Names the actor in errors.
+        base: The messages of the last result of this session, if they are known here.
         accepted: Done once the turn is in line there.
         ended: The turn's result, or its error.
     """
 
-    def __init__(self, whole: Start, what: str) -> None:
+    def __init__(self, whole: Start, what: str, base: SharedList | None) -> None:
         self.key = whole.request.run_id
         self.whole = whole
         self.named = whole._replace(shipment=whole.shipment.named())
         self.what = what
+        self.base = base
         loop = asyncio.get_running_loop()
         self.accepted: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[ExecutionResult[Any]] = loop.create_future()
@@ -77,8 +83,11 @@ class Entry:
 
     def end(self, ending: Ending) -> None:
         if ending.error is None:
+            result = ending.result
+            if result is not None and ending.same and self.base is not None:
+                result.messages = [*own(self.base.items[: ending.same]), *result.messages]
             if not self.ended.done():
-                self.ended.set_result(ending.result)  # type: ignore[arg-type]  # a resume that found nothing has none
+                self.ended.set_result(result)  # type: ignore[arg-type]  # a resume that found nothing has none
             return
         if ending.trace and ending.error.__cause__ is None:
             ending.error.__cause__ = RemoteTracebackError(f"\n{ending.trace}")
@@ -92,10 +101,14 @@ class SessionConversation(Conversation[Entry, Told]):
         super().__init__(handle, _ACTOR)
         self._turns: dict[str, Entry] = {}
         self._agents: set[str] = set()
+        self._known = SharedLists()
+        self._expiring: asyncio.TimerHandle | None = None
 
     def start(self, turn: Start, what: str) -> Entry:
         """Puts a turn in line there, behind those that this was called for before."""
-        entry = self._turns[turn.request.run_id] = Entry(turn, what)
+        base = self._known.get(turn.key.text)
+        turn = turn._replace(base=None if base is None else base.token)
+        entry = self._turns[turn.request.run_id] = Entry(turn, what, base)
         self._hand_over(entry)
         return entry
 
@@ -144,6 +157,18 @@ class SessionConversation(Conversation[Entry, Told]):
             self._forget(ending.run_id)
             if (entry := self._turns.pop(ending.run_id, None)) is not None:
                 entry.end(ending)
+                if ending.result is not None:
+                    self._keep(entry, ending.result.messages)
+
+    def _keep(self, entry: Entry, messages: Sequence[Message]) -> None:
+        """The next turn of this session brings what is new, as long as the actor has this one's result, too."""
+        self._known.put(entry.whole.key.text, entry.key, own(messages), time.monotonic())
+        if self._expiring is None:
+            self._expiring = asyncio.get_running_loop().call_later(KEPT_S, self._expire)
+
+    def _expire(self) -> None:
+        self._known.expire(time.monotonic() - KEPT_S)
+        self._expiring = asyncio.get_running_loop().call_later(KEPT_S, self._expire) if len(self._known) else None
 
     def _waits(self, key: str) -> bool:
         return key in self._turns

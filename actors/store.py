@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ray.cloudpickle import cloudpickle
 
@@ -16,6 +16,7 @@ from lousho_ray.actors.cluster import NAMESPACE, home_of, named_actor, own_place
 from lousho_ray.actors.garbage import collect_rarely, set_aside
 from lousho_ray.actors.liveness import CONTROL, judge
 from lousho_ray.actors.shipping import portable
+from lousho_ray.actors.store_calls import Call, CallReceiver, CallSender, Exchange, Lacking
 from lousho_ray.errors import AgentExecutionError, StorageError
 from lousho_ray.stores.durable_turns import turns_of
 from lousho_ray.stores.location import StoreLocation
@@ -36,7 +37,6 @@ PARTS: Mapping[str, frozenset[str]] = {
 }
 """The methods that may be called through the actor, by part of the store."""
 
-Call = tuple[str, str, tuple[Any, ...], dict[str, Any]]
 Answer = tuple[Any, BaseException | None]
 
 
@@ -123,6 +123,7 @@ class StoreActor:
 
     def __init__(self, source: StoreLocation | bytes, *, alone: bool = True) -> None:
         self._store: Any = cloudpickle.loads(source) if isinstance(source, bytes) else source.open()
+        self._receiver = CallReceiver()
         if alone:
             collect_rarely()
             set_aside()
@@ -140,7 +141,7 @@ class StoreActor:
     async def _answer(self, call: bytes) -> bytes:
         answer: Answer
         try:
-            answer = await self._call(*cloudpickle.loads(call)), None
+            answer = await self._call(cloudpickle.loads(call)), None
         except Exception as error:
             answer = None, portable(error)
         try:
@@ -150,10 +151,14 @@ class StoreActor:
             packed = cloudpickle.dumps((None, told))
         return packed
 
-    async def _call(self, part: str, method: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        if method not in PARTS.get(part, ()):
-            raise StorageError(f"A store has no method {part}.{method}.")
-        return await getattr(_part_of(self._store, part), method)(*args, **options)
+    async def _call(self, sent: Call) -> Any:
+        if sent.method not in PARTS.get(sent.part, ()):
+            raise StorageError(f"A store has no method {sent.name}.")
+        call = self._receiver.begin(sent)
+        if call is None:
+            return Lacking()
+        value = await getattr(_part_of(self._store, call.part), call.method)(*call.args, **call.options)
+        return self._receiver.end(call, value)
 
 
 class RemoteStore:
@@ -184,7 +189,7 @@ class RemoteStore:
             for closed in [known for known in self._batches if known.is_closed()]:
                 del self._batches[closed]
             batcher = self._batches[loop] = _Batcher(self._call)
-        return await batcher.add((part, method, args, options))
+        return await batcher.add(Call(part, method, args, options))
 
     async def aprune(self, older_than_ms: float) -> Any:
         return await self.call("", "aprune", (older_than_ms,), {})
@@ -226,38 +231,59 @@ class _Batcher:
 
     def __init__(self, call: ActorCaller) -> None:
         self._call = call
-        self._waiting: list[tuple[bytes, asyncio.Future[Any]]] = []
+        self._sender = CallSender()
+        self._waiting: list[_Entry] = []
         self._sending: asyncio.Task[None] | None = None
 
     async def add(self, call: Call) -> Any:
-        try:
-            packed = cloudpickle.dumps(call)
-        except Exception as error:
-            what = f"{call[0]}.{call[1]}".strip(".")
-            raise StorageError(f"{what} was given what cannot be sent to its store: {type(error).__name__}: {error}") from error
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting.append((packed, future))
+        self._put(call, future)
         if self._sending is None:
             self._sending = asyncio.create_task(self._send())
         return await future
+
+    def _put(self, call: Call, future: asyncio.Future[Any], *, whole: bool = False) -> None:
+        sent, exchange = self._sender.begin(call, whole=whole)
+        try:
+            packed = cloudpickle.dumps(sent)
+        except Exception as error:
+            what = call.name.strip(".")
+            raise StorageError(f"{what} was given what cannot be sent to its store: {type(error).__name__}: {error}") from error
+        self._waiting.append(_Entry(packed, exchange, future))
 
     async def _send(self) -> None:
         while self._waiting:
             batch, self._waiting = self._waiting[:MOST_CALLS], self._waiting[MOST_CALLS:]
             answers: list[Answer]
             try:
-                packed = await self._call("calls", [call for call, _ in batch], timeout_s=CALL_TIMEOUT_S)
+                packed = await self._call("calls", [entry.packed for entry in batch], timeout_s=CALL_TIMEOUT_S)
                 answers = [_unpacked(answer) for answer in packed]
             except AgentExecutionError as lost:
                 answers = [(None, StorageError(lost.detail))] * len(batch)
-            for (_, future), (value, error) in zip(batch, answers, strict=True):
-                if future.done():
-                    continue
-                if error is not None:
-                    future.set_exception(error)
-                else:
-                    future.set_result(value)
+            for entry, answer in zip(batch, answers, strict=True):
+                self._settle(entry, *answer)
         self._sending = None
+
+    def _settle(self, entry: _Entry, value: Any, error: BaseException | None) -> None:
+        if isinstance(value, Lacking):
+            self._put(entry.exchange.call, entry.future, whole=True)
+            return
+        if error is None:
+            value = self._sender.end(entry.exchange, value)
+        if entry.future.done():
+            return
+        if error is not None:
+            entry.future.set_exception(error)
+        else:
+            entry.future.set_result(value)
+
+
+class _Entry(NamedTuple):
+    """A call that is to be sent, and who waits for its answer."""
+
+    packed: bytes
+    exchange: Exchange
+    future: asyncio.Future[Any]
 
 
 def _unpacked(answer: bytes) -> Answer:

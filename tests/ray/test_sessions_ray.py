@@ -65,6 +65,22 @@ async def test_calls_run_one_after_another_in_their_order(server: FakeServer) ->
     assert server.max_concurrent == 1
 
 
+async def test_each_result_has_the_whole_conversation_however_little_of_it_was_sent(server: FakeServer, tmp_path: Path) -> None:
+    # SES-04, SES-16
+    async with SqliteStore(tmp_path / "s.db") as store:
+        agent, expected = agent_of(server, store=store), list[str]()
+        for number in range(5):
+            result = await agent.session("talk").send(f"m{number}")
+            expected += [f"m{number}", f"heard m{number}"]
+            assert texts(result.messages[1:]) == expected
+            assert texts(result.new_messages) == expected[-2:]
+            result.messages.clear()
+            if number == 2:
+                await agent.session("talk").clear()
+                expected = []
+        assert texts(await agent.session("talk").load()) == expected
+
+
 async def test_a_hundred_sessions_share_the_actors_and_run_side_by_side(server: FakeServer) -> None:
     # DEC-R2
     server.respond(lambda request: [gate("go"), Reply("hello")])

@@ -1,0 +1,80 @@
+"""Lists of messages that two processes both have: of a list that has grown on one side only the rest is sent to the other."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from lousho_ray.messages import Message
+from lousho_ray.stores.json_form import FixedJson
+
+BUDGET_CHARS = 16_000_000
+"""Characters that one process keeps of what it has exchanged with one other."""
+
+ITEM_CHARS = 500
+"""What an item counts besides its text."""
+
+
+class SharedList(NamedTuple):
+    """A list as it was last exchanged, under a name for its state."""
+
+    token: str
+    items: tuple[Any, ...]
+    at: float = 0.0
+    chars: int = 0
+
+
+class SharedLists:
+    """What was last exchanged under each name; when it is too much, what was exchanged longest ago goes."""
+
+    def __init__(self, budget_chars: int = BUDGET_CHARS) -> None:
+        self._budget = budget_chars
+        self._chars = 0
+        self._lists: OrderedDict[str, SharedList] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._lists)
+
+    def get(self, name: str) -> SharedList | None:
+        return self._lists.get(name)
+
+    def put(self, name: str, token: str, items: Iterable[Any], now: float = 0.0) -> None:
+        old, kept = self._lists.get(name), tuple(items)
+        grown = old is not None and 0 < len(old.items) <= len(kept) and kept[len(old.items) - 1] is old.items[-1]
+        chars = old.chars + sum(map(_chars, kept[len(old.items) :])) if grown and old is not None else sum(map(_chars, kept))
+        self.forget(name)
+        self._lists[name] = SharedList(token, kept, now, chars)
+        self._chars += chars
+        while self._chars > self._budget:
+            self.forget(next(iter(self._lists)))
+
+    def forget(self, name: str) -> None:
+        if (gone := self._lists.pop(name, None)) is not None:
+            self._chars -= gone.chars
+
+    def expire(self, before: float) -> None:
+        """Forgets what was last exchanged before then."""
+        while self._lists and next(iter(self._lists.values())).at < before:
+            self.forget(next(iter(self._lists)))
+
+
+def same_start(old: Sequence[Any], new: Sequence[Any]) -> int:
+    """How many items at the start are the same on both sides."""
+    for position, (one, other) in enumerate(zip(old, new, strict=False)):
+        if one is not other and not _equal(one, other):
+            return position
+    return min(len(old), len(new))
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Metadata is not compared: `1` and `True` are equal in Python, and not in JSON."""
+    if isinstance(one, Message) and isinstance(other, Message):
+        return one.metadata is None and other.metadata is None and one == other
+    fixed = type(one) is FixedJson and type(other) is FixedJson
+    return fixed and "metadata" not in one and "metadata" not in other and one == other
+
+
+def _chars(item: Any) -> int:
+    text = item.content if isinstance(item, Message) else item.get("content") if isinstance(item, dict) else None
+    return ITEM_CHARS + (len(text) if isinstance(text, str) else 0)
