@@ -9,7 +9,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Collection, Mapping
+from collections.abc import Awaitable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -107,6 +108,19 @@ def attach() -> None:
                 "or use runtime='local'.",
                 field="runtime",
             ) from error
+
+
+@contextmanager
+def local_cluster(cpus: int) -> Iterator[None]:
+    """A local cluster for tests. One that this process is in already, or that `RAY_ADDRESS` names, is used as it is."""
+    if ray.is_initialized() or os.environ.get("RAY_ADDRESS", "").strip():
+        yield
+        return
+    ray.init("local", num_cpus=cpus, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
 def _knock(address: str) -> None:

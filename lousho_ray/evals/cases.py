@@ -7,7 +7,9 @@ import csv
 import importlib
 import json
 import re
+import sys
 from collections.abc import AsyncIterable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,7 +45,7 @@ async def cases_of(definition: EvalDefinition) -> list[Case]:
         base = Path.cwd() if definition.file is None else definition.file.parent
         source = read_cases(base / source)
     if hasattr(source, "iter_rows"):
-        items = await asyncio.to_thread(_rows, source)
+        items = await asyncio.to_thread(_rows, source, definition.file)
     elif isinstance(source, AsyncIterable):
         items = [item async for item in source]
     elif isinstance(source, Iterable) and not isinstance(source, Mapping):
@@ -57,9 +59,20 @@ async def cases_of(definition: EvalDefinition) -> list[Case]:
     return _named(definition.name, items)
 
 
-def _rows(dataset: Any) -> list[Any]:
-    """The rows of a Ray dataset. Blocks: what makes them may run for a while on a cluster."""
-    return list(dataset.iter_rows())
+def _rows(dataset: Any, file: Path | None) -> list[Any]:
+    """The rows of a Ray dataset. Blocks: what makes them may run for a while on a cluster.
+
+    Functions of the eval file that the dataset maps with go there as they are: Ray's own workers do not load the file.
+    """
+    loaded: dict[str, Any] = dict(sys.modules)
+    modules = [module for module in loaded.values() if file and getattr(module, "__file__", None) == str(file)]
+    with ExitStack() as stack:
+        if "ray.cloudpickle" in loaded:
+            pickler = loaded["ray.cloudpickle"]
+            for module in modules:
+                pickler.register_pickle_by_value(module)
+                stack.callback(pickler.unregister_pickle_by_value, module)
+        return list(dataset.iter_rows())
 
 
 def slug(name: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import fnmatch
-import logging
+import importlib
 import os
 import re
 import warnings
@@ -134,14 +134,8 @@ def lousho_mock_model() -> Callable[..., Any]:
 @pytest.fixture(scope="session")
 def lousho_local_ray() -> Iterator[None]:
     """A local Ray of two CPUs, unless this process is in a cluster already or `RAY_ADDRESS` names one."""
-    import ray
-
-    if ray.is_initialized() or os.environ.get("RAY_ADDRESS", "").strip():
+    with importlib.import_module("lousho_ray.actors.cluster").local_cluster(2):
         yield
-        return
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    yield
-    ray.shutdown()
 
 
 @pytest.fixture(params=["local", pytest.param("ray", marks=pytest.mark.ray_local)])

@@ -17,9 +17,7 @@ from typing import Any, NoReturn
 import aiohttp
 import httpx2
 import openai
-from multidict import CIMultiDict
 from openai._models import FinalRequestOptions
-from yarl import URL
 
 _LOGGERS = tuple((logging.getLogger(name), level) for name, level in (("httpx2", logging.INFO), ("openai", logging.DEBUG)))
 """Who tells of each call, and from which level on."""
@@ -35,20 +33,20 @@ class Head:
 
     request: httpx2.Request
     session: aiohttp.ClientSession
-    url: URL
-    headers: CIMultiDict[str]
+    url: str
+    headers: tuple[tuple[str, str], ...]
     timeout: aiohttp.ClientTimeout
 
     @classmethod
     def of(cls, request: httpx2.Request, session: aiohttp.ClientSession) -> Head:
-        headers = CIMultiDict(request.headers.multi_items())
+        headers = httpx2.Headers(request.headers)
         for of_one_call in ("Content-Length", "Cookie"):
-            headers.popall(of_one_call, None)
+            headers.pop(of_one_call, None)
         if offered := headers.get("Accept-Encoding"):
             headers["Accept-Encoding"] = ", ".join(name for name in offered.split(", ") if name in _UNPACKED) or "identity"
         limits = request.extensions["timeout"]
         timeout = aiohttp.ClientTimeout(connect=limits["pool"], sock_connect=limits["connect"], sock_read=limits["read"])
-        return cls(request, session, URL(str(request.url), encoded=True), headers, timeout)
+        return cls(request, session, str(request.url), tuple(headers.multi_items()), timeout)
 
 
 class Reply:
@@ -148,11 +146,11 @@ class Client(openai.AsyncOpenAI):
             self._heads[url] = None if session is None else Head.of(request, session)
         return self._heads[url]
 
-    def _headers(self, head: Head) -> CIMultiDict[str]:
+    def _headers(self, head: Head) -> tuple[tuple[str, str], ...]:
         if not self._pool.cookies:
             return head.headers
         request = httpx2.Request("POST", head.request.url, cookies=self._pool.cookies)
-        return CIMultiDict([*head.headers.items(), *(("Cookie", value) for value in request.headers.get_list("cookie"))])
+        return (*head.headers, *(("Cookie", value) for value in request.headers.get_list("cookie")))
 
     def _fail(self, error: Exception, url: str) -> NoReturn:
         head = self._heads[url]

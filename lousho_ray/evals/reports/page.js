@@ -12,6 +12,9 @@
     return element;
   };
   const json = (value) => (typeof value === "string" ? value : JSON.stringify(value, null, 2));
+  const part = (item) => (item && item.type === "text" && typeof item.text === "string" ? item.text : json(item));
+  const content = (value) => (Array.isArray(value) ? value.map(part).join("\n") : json(value));
+  const short = (number) => (typeof number === "number" ? String(Number(number.toPrecision(3))) : String(number));
   const money = (cost) => (cost === null ? "-" : `$${cost.toFixed(4)}`);
 
   const histogram = (title, values, unit) => {
@@ -22,28 +25,23 @@
     for (const value of values) counts[Math.min(bins - 1, Math.floor(((value - low) / width) * bins))] += 1;
     const top = Math.max(...counts), space = "http://www.w3.org/2000/svg";
     const svg = document.createElementNS(space, "svg");
-    svg.setAttribute("viewBox", "0 0 240 100");
+    svg.setAttribute("viewBox", "0 0 240 84");
     svg.setAttribute("preserveAspectRatio", "none");
     svg.setAttribute("role", "img");
-    const draw = (tag, attributes, text) => {
-      const shape = document.createElementNS(space, tag);
-      for (const [name, value] of Object.entries(attributes)) shape.setAttribute(name, value);
-      if (text) shape.textContent = text;
-      svg.append(shape);
-    };
+    svg.setAttribute("aria-label", `${title}: ${short(low)} to ${short(high)}${unit}`);
     counts.forEach((count, index) => {
-      const height = (count / top) * 80;
-      draw("rect", { x: index * 10 + 1, y: 84 - height, width: 8, height });
+      const height = (count / top) * 80, bar = document.createElementNS(space, "rect");
+      for (const [name, value] of Object.entries({ x: index * 10 + 1, y: 84 - height, width: 8, height })) bar.setAttribute(name, value);
+      svg.append(bar);
     });
-    draw("text", { x: 2, y: 96 }, `${low.toPrecision(3)}${unit}`);
-    draw("text", { x: 238, y: 96, "text-anchor": "end" }, `${high.toPrecision(3)}${unit}`);
-    figure.append(svg);
+    const ends = [low, high].map((value) => make("span", {}, `${short(value)}${unit}`));
+    figure.append(svg, make("div", { class: "scale" }, ...ends));
     return figure;
   };
 
   const message = (item) => {
     const box = make("div", {}, make("div", { class: "role" }, item.toolName ? `${item.role}: ${item.toolName}` : item.role));
-    if (item.content && item.content.length) box.append(make("pre", {}, json(item.content)));
+    if (item.content && item.content.length) box.append(make("pre", {}, content(item.content)));
     for (const call of item.toolCalls || []) box.append(make("pre", {}, `${call.name}(${call.arguments})`));
     return box;
   };
@@ -52,7 +50,7 @@
     const body = make("div");
     for (const item of one.assertions) {
       const state = item.passed ? "passed" : "failed";
-      const score = item.score === null ? "" : ` ${item.score}`;
+      const score = item.score === null ? "" : ` ${short(item.score)}`;
       body.append(make("div", { class: state }, `${state} ${item.kind} ${item.name}${score}${item.message ? ": " + item.message : ""}`));
     }
     if (one.error) body.append(make("pre", { class: "error" }, `${one.error.name}: ${one.error.message}\n${one.error.traceback || ""}`));
@@ -62,7 +60,7 @@
   };
 
   const row = (one) => {
-    const head = make("summary", {}, make("span", { class: one.status }, one.status), make("span", { class: "name" }, one.title));
+    const head = make("summary", {}, make("span", { class: `status ${one.status}` }, one.status), make("span", { class: "name" }, one.title));
     head.append(make("span", {}, money(one.cost)), make("span", {}, `${(one.ms / 1000).toFixed(2)} s`));
     const box = make("details", {}, head);
     box.addEventListener("toggle", () => { if (box.open && box.children.length === 1) box.append(details(one)); });
@@ -87,6 +85,7 @@
 
   const text = make("input", { type: "search", placeholder: "filter by name, tag or text", "aria-label": "filter" });
   const status = make("select", { "aria-label": "status" }, ...["all", "not passed", "passed", "failed", "error", "outage"].map((name) => make("option", {}, name)));
+  if (data.cases.some((one) => one.status !== "passed")) status.value = "not passed";
   const list = make("div"), count = make("p");
   const show = () => {
     const wanted = text.value.toLowerCase(), state = status.value;
