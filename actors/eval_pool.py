@@ -1,7 +1,7 @@
 """The driver's side of the eval workers: hands cases to the least busy one in batches and takes their records.
 
 A worker that dies loses its cases: each is an error here, never a silent second run. It is started again by Ray, loads the files
-anew, and gets further cases.
+anew, and gets further cases. One that is frozen is ended like one that died; one that is busy is waited for.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import ray
 
 from lousho_ray.actors.cluster import ActorLostError, ask, live
 from lousho_ray.actors.eval_worker import POLL_S, EvalReport
+from lousho_ray.actors.liveness import ask_busy
 from lousho_ray.errors import AgentExecutionError, ConfigurationError
 from lousho_ray.evals.hosting import ShippedCase
 from lousho_ray.evals.loading import PlannedCase
@@ -156,7 +157,7 @@ class EvalWorkerClient:
         """Waits until the worker is ready, then reads its log, from one life to the next."""
         while True:
             try:
-                life = await ask(live(self._handle).ready.remote(), _WHAT, timeout_s=START_TIMEOUT_S)
+                life = await ask_busy(self._handle, live(self._handle).ready.remote(), _WHAT, timeout_s=START_TIMEOUT_S)
             except ConfigurationError as error:
                 self.refused = error
                 self._changed.set()
@@ -174,7 +175,8 @@ class EvalWorkerClient:
     async def _read(self, life: str) -> None:
         cursor = 0
         while True:
-            now, reports, cursor = await ask(live(self._handle).poll.remote(cursor), _WHAT, timeout_s=POLL_TIMEOUT_S)
+            poll = live(self._handle).poll
+            now, reports, cursor = await ask_busy(self._handle, poll.remote(cursor), _WHAT, timeout_s=POLL_TIMEOUT_S)
             if now != life:
                 raise ActorLostError(f"{_WHAT} was lost: its process was started again.")
             for report in reports:

@@ -13,6 +13,7 @@ from typing import Any
 
 import ray
 
+from lousho_ray.actors.liveness import CONTROL
 from lousho_ray.errors import LoushoError
 from lousho_ray.evals.hosting import CaseHost, HostSetup, ShippedCase
 from lousho_ray.evals.records import CaseRecord
@@ -117,4 +118,5 @@ class EvalWorkerActor:
 
 def eval_worker(setup: HostSetup, ledger: Callable[[], Ledger], place: dict[str, Any]) -> Any:
     """Starts an eval worker. Blocks only for the request."""
-    return ray.remote(EvalWorkerActor).options(**{**EVAL_WORKER_OPTIONS, **place}).remote(setup, ledger)
+    remote: Any = ray.remote(concurrency_groups={CONTROL: 1})(EvalWorkerActor)  # type: ignore[call-overload]
+    return remote.options(**{**EVAL_WORKER_OPTIONS, **place}).remote(setup, ledger)

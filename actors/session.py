@@ -237,11 +237,11 @@ class SessionActor:
         """The parts of the user's stores; what they lack is kept in this process."""
         if key.place not in self._stores:
             references = (key.sessions, key.checkpoints, key.approvals)
-            sources = Sources(*(None if reference is None else self._remote(reference) for reference in references))
+            sources = Sources(*(None if reference is None else self._client_of(reference) for reference in references))
             self._stores[key.place] = sources.parts(InMemoryApprovalStore())
         return self._stores[key.place]
 
-    def _remote(self, reference: StoreReference) -> RemoteStore:
+    def _client_of(self, reference: StoreReference) -> RemoteStore:
         """One client a store: sessions of the same store share a line, whatever their other parts."""
         if reference.name not in self._remotes:
             self._remotes[reference.name] = reference.connect()

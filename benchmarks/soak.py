@@ -22,7 +22,7 @@ import tempfile
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ BOUND_S = 120.0
 """No call may take longer: every wait of the package has a bound below it."""
 
 GROWTH = 1.25
-"""How much more memory a process may hold at the end than after the first third."""
+"""How much more memory a process may hold in the last third than in the second."""
 
 SLACK_BYTES = 40_000_000
 
@@ -233,16 +233,26 @@ class Soak:
         return left
 
     def _compare_memory(self) -> None:
-        if len(self.samples) < 6:
+        third = len(self.samples) // 3
+        if third < 2:
             return
-        early, late = self.samples[len(self.samples) // 3], self.samples[-1]
-        pairs = {"driver": (early["driver_bytes"], late["driver_bytes"])}
-        pairs |= {name: (size, late["actors"].get(name, size)) for name, size in early["actors"].items()}
-        for name, (before, after) in pairs.items():
-            if after > before * GROWTH + SLACK_BYTES:
-                self.problems.append(f"{name} grew from {before / 1e6:.0f} to {after / 1e6:.0f} MB.")
+        early, late = self.samples[third], self.samples[-1]
+        # A process that was killed a moment ago holds little: the most of the second third is compared with that of the last.
+        before, after = _most(self.samples[third : 2 * third]), _most(self.samples[2 * third :])
+        for name, size in before.items():
+            if after.get(name, size) > size * GROWTH + SLACK_BYTES:
+                self.problems.append(f"{name} grew from {size / 1e6:.0f} to {after[name] / 1e6:.0f} MB.")
         if late["references"] > early["references"] + 100:
             self.problems.append(f"Object references grew from {early['references']} to {late['references']}.")
+
+
+def _most(samples: Sequence[dict[str, Any]]) -> dict[str, int]:
+    """The most memory that the driver and a process of each class of actors held."""
+    found = {"driver": max(sample["driver_bytes"] for sample in samples)}
+    for sample in samples:
+        for name, size in sample["actors"].items():
+            found[name] = max(size, found.get(name, 0))
+    return found
 
 
 def _actor_class(process: psutil.Process) -> str | None:

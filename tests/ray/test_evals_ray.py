@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from lousho_ray.actors import eval_pool, liveness
 from lousho_ray.evals.results import read_results
 from lousho_ray.evals.suite import Outcome, Suite, SuiteOptions
 from lousho_ray.testing.fake_server import FakeServer, RecordedRequest, Reply
@@ -105,13 +106,19 @@ async def test_a_budget_holds_over_all_workers_and_halts_the_suite(tmp_path: Pat
     assert outcome.exit_code == 1
 
 
-async def test_a_killed_worker_loses_its_cases_only_and_the_same_command_runs_them(tmp_path: Path, server: FakeServer) -> None:
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+async def test_a_killed_worker_loses_its_cases_only_and_the_same_command_runs_them(
+    tmp_path: Path, server: FakeServer, how: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eval_pool, "POLL_TIMEOUT_S", eval_pool.POLL_S + 1)
+    monkeypatch.setattr(liveness, "CONTROL_ANSWERS_IN_S", 5.0)
     killed: list[int] = []
 
     async def reply(request: RecordedRequest) -> Reply:
         if len(server.requests) == 20 and not killed:
             killed.append(asked(request)[1])
-            os.kill(killed[0], signal.SIGKILL)
+            os.kill(killed[0], how)
         await asyncio.sleep(0.01)
         return Reply("done", usage=(100, 20))
 
