@@ -181,7 +181,7 @@ def wire_name(name: str) -> str:
 class CallNamer:
     """Gives the calls of one reply ids that are unique in it and in the transcript.
 
-    A missing or taken id becomes `call_<n>`; a call that was sent twice (same id, name and arguments) is one call.
+    A missing, blank or taken id becomes `call_<n>`; a call that was sent twice (same id, name and arguments) is one call.
     """
 
     __slots__ = ("_count", "_messages", "_seen", "_taken")
@@ -196,11 +196,12 @@ class CallNamer:
         """The call under its own or a new id; `None` for one that was sent before."""
         if self._taken is None:
             self._taken = {known.id for message in self._messages for known in message.tool_calls}
+        given = bool(call.id.strip())
         same = (call.id, call.name, call.arguments)
-        if call.id and same in self._seen:
+        if given and same in self._seen:
             return None
         self._seen.add(same)
-        if not call.id or call.id in self._taken:
+        if not given or call.id in self._taken:
             call = ToolCall(_free_id(self._taken, self._count), call.name, call.arguments)
         self._count += 1
         self._taken.add(call.id)
