@@ -73,6 +73,16 @@ def passes(rules: CommandRules, command: str) -> bool:
         ("git status\rrm x", False),
         ("PAGER=rm git status", False),
         ("git -c core.pager=rm status", False),
+        ("git status 'x", False),
+        ("git status\u00a0x", False),  # a blank to people, a part of the word to the shell
+        ("git status\x0bx", False),
+        ("git status\x85rm x", False),
+        ("\u3000git status", False),
+        ("git status\\\nrm x", False),
+        ("git status <(rm x)", False),
+        ("git status ${x:-`rm x`}", False),
+        ("(git status)", False),
+        ("! git status", False),
     ],
 )
 def test_string_in_allow_admits_simple_commands_only(command: str, expected: bool) -> None:  # WS-12, S08
@@ -100,6 +110,44 @@ def test_function_judges_the_argument_list_of_a_simple_command() -> None:  # LES
     assert passes(rules, "cat 'a b'")
     assert not passes(rules, "cat '/etc/passwd'")
     assert not passes(rules, "cat a; cat /etc/passwd")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("cat $HOME/x", "cat ${x}", 'cat "$x"', "cat ~/x", "cat *", "cat [e]tc", "cat ?", "cat {a,/b}", "cat a #b", "cat $'/x'"),
+        *("cat 'a", 'cat "a', "cat \"it's $x\" 'a'", "cat \"$x'\" 'a'", "X=1 cat a"),
+    ],
+)
+def test_a_function_is_not_asked_about_words_that_the_shell_would_change(command: str) -> None:
+    # field case S08: what cannot be parsed is not allowed, and what is judged is what runs
+    assert not passes(CommandRules.of(allow=[lambda arguments: arguments[0] == "cat"]), command)
+
+
+@pytest.mark.parametrize("command", ["cat a b", "cat 'a b' \"c'd\"", "cat '$x *'", "cat a\\ b", 'cat "a\\"b"', 'c"at" a'])
+def test_a_function_is_asked_about_words_that_run_as_they_stand(command: str) -> None:
+    assert passes(CommandRules.of(allow=[lambda arguments: arguments[0] == "cat"]), command)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("X=1 rm x", "$(rm x)", "ls $(rm x)", "ls `rm x`", "(rm x)", "{ rm x; }", "! rm x", "cat <(rm x)", "rm>x", ">y rm x"),
+        *("if true; then rm x; fi", "while rm x; do :; done", "/bin/rm x", "\\rm x", "'rm' x", 'r"m" x', "2>&1 rm x"),
+        *("sudo rm x", "env A=1 rm x", "ls | xargs rm", "time rm x", "exec rm x", "command rm x", "nohup rm x &"),
+    ],
+)
+def test_deny_finds_a_command_however_it_is_dressed(command: str) -> None:
+    # field case S08
+    assert not passes(CommandRules.of(deny=["rm"]), command)
+    assert not passes(CommandRules.of(deny=[lambda arguments: arguments[0] == "rm"]), command)
+
+
+def test_deny_of_several_words_does_not_mind_how_many_blanks_there_are() -> None:
+    # field case S08
+    for command in ("git  push", "git\tpush origin", "A=1 /usr/bin/git 'push'"):
+        assert not passes(CommandRules.of(deny=["git push"]), command)
+    assert passes(CommandRules.of(deny=["git push"]), "git pushx")
 
 
 @pytest.mark.parametrize("command", ["rm x", "rm", "ls; rm x", "ls && rm x", "ls | rm", "ls\nrm x", "ls &rm x"])

@@ -29,10 +29,18 @@ def exact(command: str) -> Exact:
 
 CommandPattern: TypeAlias = str | Exact | re.Pattern[str] | Callable[[Sequence[str]], bool]
 """A string (the command, or the string and more behind a blank), `exact(...)`, a compiled regular expression (searched in the whole
-line), or a function of the split argument list."""
+line), or a function of the split argument list (asked only about commands whose words the shell leaves as they are)."""
 
 _OPERATORS = {"sh": re.compile(r"[;&|`<>\n\r]|\$\("), "cmd": re.compile(r"[;&|`<>\n\r%^]|\$\(")}
-_SEPARATORS = re.compile(r"[;&|\n\r]+")
+_SEPARATORS = re.compile(r"[;&|\n\r()`{}]+")
+_QUOTED = re.compile(r"""'[^']*'|\\.|"(?:[^"\\$`]|\\.)*\"""")
+_EXPANDED = re.compile(r"[$*?\[~{#!\"]")
+"""What a shell turns into other words unless it is quoted. A quotation mark that is left has an expansion behind it."""
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+_REDIRECTION = re.compile(r"\d*[<>]+&?\s*\S+")
+_KEYWORDS = frozenset({"!", "if", "then", "elif", "else", "while", "until", "do", "time"})
+_RUNNERS = frozenset({"builtin", "command", "env", "eval", "exec", "nice", "nohup", "sudo", "xargs"})
+"""Words that another command follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +63,18 @@ class CommandRules:
 
     def check(self, command: str) -> None:
         """Raises `WorkspaceError` for a command that may not run."""
-        line = command.strip()
+        line = command.strip(" \t\n")
         if not line or "\0" in line:
             raise WorkspaceError("The command is empty." if not line else "A command cannot hold a NUL character.")
         if any(self._denies(pattern, line) for pattern in self.deny):
             raise WorkspaceError(f"The command is not allowed here: {line[:200]}")
         if self.allow is not None and not any(self._allows(pattern, line) for pattern in self.allow):
             joined = " It joins commands or redirects, which no allowed pattern covers." if self._operators.search(line) else ""
-            raise WorkspaceError(f"The command is not among the allowed ones: {line[:200]}.{joined}")
+            raise WorkspaceError(f"The command is not among the allowed ones: {line[:200]}.{joined or self._advice(line)}")
+
+    def _advice(self, line: str) -> str:
+        by_function = any(callable(pattern) for pattern in self.allow or ())
+        return " Write its arguments out: what the shell would expand cannot be judged." if by_function and not _plain(line) else ""
 
     @property
     def _operators(self) -> re.Pattern[str]:
@@ -74,7 +86,9 @@ class CommandRules:
         if isinstance(pattern, re.Pattern):
             return pattern.search(line) is not None
         # A simple pattern speaks of a simple command: what stands behind an operator would run unseen.
-        return not self._operators.search(line) and _matches(pattern, line)
+        if self._operators.search(line) or not _parses(line):
+            return False
+        return _matches(pattern, line) if isinstance(pattern, str) else _plain(line) and bool(pattern(shlex.split(line)))
 
     def _denies(self, pattern: CommandPattern, line: str) -> bool:
         if isinstance(pattern, re.Pattern):
@@ -82,18 +96,44 @@ class CommandRules:
         parts = [line, *(part.strip() for part in _SEPARATORS.split(line))]
         if isinstance(pattern, Exact):
             return pattern.command.strip() in parts
-        return any(_matches(pattern, part) for part in parts if part)
+        commands = [_command(part) for part in parts if part]
+        if isinstance(pattern, str):
+            return any(_matches(pattern, text) for text in (*parts, *map(" ".join, commands)))
+        return any(pattern(arguments) for arguments in commands if arguments)
 
 
-def _matches(pattern: str | Callable[[Sequence[str]], bool], line: str) -> bool:
-    if isinstance(pattern, str):
-        wanted = pattern.strip()
-        return line == wanted or (line.startswith(wanted) and line[len(wanted)].isspace())
+def _matches(pattern: str, line: str) -> bool:
+    wanted = pattern.strip()
+    return line == wanted or (line.startswith(wanted) and line[len(wanted)] in " \t")
+
+
+def _command(part: str) -> list[str]:
+    """The words of the command in a part of a line: unquoted, without what stands before it, by its name and not by its path."""
+    words = _words(_REDIRECTION.sub(" ", part))
+    while words and (words[0] in _KEYWORDS | _RUNNERS or _ASSIGNMENT.match(words[0])):
+        del words[0]
+    return [words[0].rpartition("/")[2] or words[0], *words[1:]] if words else []
+
+
+def _words(line: str) -> list[str]:
     try:
-        arguments = shlex.split(line)
-    except ValueError:  # a quote that is not closed
-        arguments = line.split()
-    return bool(pattern(arguments))
+        return shlex.split(line)
+    except ValueError:
+        return line.split()
+
+
+def _parses(line: str) -> bool:
+    """Whether every quotation is closed."""
+    try:
+        shlex.split(line)
+    except ValueError:
+        return False
+    return True
+
+
+def _plain(line: str) -> bool:
+    """Whether the shell runs the words of a line as they stand."""
+    return not _EXPANDED.search(_QUOTED.sub("", line))
 
 
 def _patterns(option: str, patterns: Iterable[Any]) -> tuple[CommandPattern, ...]:
