@@ -93,7 +93,11 @@ def check_file(path: str, newest: int = len(MIGRATIONS)) -> None:
     if not os.access(existing, os.W_OK | os.X_OK):
         raise StorageError(f"Cannot open the SQLite store {path}: no permission to write in the folder {existing}.", path=path)
     if not os.path.exists(path):
+        if os.path.islink(path) and not os.path.isdir(target := os.path.dirname(os.path.realpath(path))):
+            raise StorageError(f"Cannot open the SQLite store {path}: it is a link into {target}, which is no folder.", path=path)
         return
+    if not os.path.isfile(path):  # opening a pipe would wait for ever
+        raise StorageError(f"Cannot open the SQLite store {path}: it is a device, a pipe or a socket, not a file.", path=path)
     if not os.access(path, os.R_OK | os.W_OK):
         raise StorageError(f"Cannot open the SQLite store {path}: no permission to read and write the file.", path=path)
     with open(path, "rb") as file:

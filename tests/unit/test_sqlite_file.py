@@ -6,9 +6,11 @@ import asyncio
 import hashlib
 import os
 import pickle
+import socket
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -70,6 +72,51 @@ async def test_a_place_that_cannot_work_is_refused_at_once(tmp_path: Path, name:
     assert str(tmp_path / name) in info.value.detail
     assert info.value.path == str(tmp_path / name)
     assert info.value.code == "LOUSHO_STORAGE_FAILED"
+
+
+async def test_what_is_no_file_is_refused_and_never_waited_for(tmp_path: Path) -> None:  # D05
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere" / "agent.db")
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "socket"))
+        for path in (tmp_path / "pipe", tmp_path / "socket", Path("/dev/null"), Path("/dev/full")):
+            with pytest.raises(StorageError, match="a device, a pipe or a socket") as info:
+                SqliteStore(path)
+            assert str(path) in info.value.detail
+    for name in ("dangling", "circle"):
+        with pytest.raises(StorageError) as info:
+            await first_use(tmp_path / name)
+        assert str(tmp_path / name) in info.value.detail
+    (tmp_path / "new").symlink_to(tmp_path / "agent.db")
+    await first_use(tmp_path / "new")  # a link to where a file can be made is as good as a path
+
+
+def test_an_unprivileged_process_is_told_what_it_may_not_do() -> None:  # D05
+    code = """
+        import os, sys
+        from lousho_ray.errors import StorageError
+        from lousho_ray.stores.sqlite import SqliteStore
+        SqliteStore(":memory:")  # loads what the other user may not read
+        if os.getuid() == 0:
+            os.setuid(65534)
+        for path in sys.argv[1:]:
+            try:
+                SqliteStore(path)
+            except StorageError as error:
+                print(path in error.detail, "no permission" in error.detail)
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "agent.db").touch(0o444)
+        (folder / "closed").mkdir()
+        for place in (folder / "closed", folder):
+            place.chmod(0o555)
+        try:
+            end = run_python(code, str(folder / "agent.db"), str(folder / "closed" / "new.db"), "/no/such/agent.db")
+        finally:
+            folder.chmod(0o755)
+    assert (end.stdout, end.stderr) == ("True True\n" * 3, "")
 
 
 @pytest.mark.parametrize(("target", "reason"), [("file", "read and write the file"), ("folder", "write in the folder")])
@@ -231,6 +278,61 @@ def test_a_store_nobody_closed_lets_the_process_exit(tmp_path: Path) -> None:  #
     with sqlite3.connect(path) as connection:
         assert connection.execute("SELECT count(*) FROM sessions").fetchone() == (2,)
     connection.close()
+
+
+def test_a_program_that_fails_or_exits_with_open_stores_ends_as_it_wanted_to(tmp_path: Path) -> None:  # D07
+    code = """
+        import asyncio, sys
+        from lousho_ray.messages import user
+        from lousho_ray.stores.sqlite import SqliteStore
+        stores = [SqliteStore(f"{sys.argv[1]}-{number}") for number in range(2)]
+        async def main():
+            for store in stores:
+                await store.sessions.save("a", [user("x")])
+        asyncio.run(main())
+        asyncio.run(main())  # after the loop that opened them was closed
+        sys.exit(3)
+    """
+    end = run_python(code, str(tmp_path / "agent.db"))
+    assert (end.returncode, end.stderr) == (3, "")
+    assert sorted(os.listdir(tmp_path)) == ["agent.db-0", "agent.db-1"]
+
+
+def test_a_task_that_is_cancelled_while_it_closes_two_stores_closes_both(tmp_path: Path) -> None:  # D07
+    code = """
+        import asyncio, sys, threading
+        from lousho_ray.messages import user
+        from lousho_ray.stores.sqlite import SqliteStore
+        entered, leave = threading.Event(), threading.Event()
+        def hold(connection):
+            entered.set()
+            leave.wait()
+        async def work(first, second, opened):
+            async with first, second:
+                for store in (first, second):
+                    await store.sessions.save("a", [user("x")])
+                threading.Thread(target=second._database.run_blocking, args=(hold,)).start()
+                await asyncio.to_thread(entered.wait)
+                opened.set()
+        async def main():
+            stores, opened = [SqliteStore(f"{sys.argv[1]}-{number}") for number in range(2)], asyncio.Event()
+            task = asyncio.create_task(work(*stores, opened))
+            await opened.wait()
+            await asyncio.sleep(0)
+            task.cancel()
+            leave.set()
+            try:
+                await task
+            except asyncio.CancelledError:
+                print("cancelled")
+            for store in stores:
+                await store.aclose()
+        asyncio.run(main())
+        print(sum(thread.name.startswith("lousho-sqlite") for thread in threading.enumerate()))
+    """
+    end = run_python(code, str(tmp_path / "agent.db"))
+    assert (end.stdout, end.stderr, end.returncode) == ("cancelled\n0\n", "", 0)
+    assert sorted(os.listdir(tmp_path)) == ["agent.db-0", "agent.db-1"]
 
 
 def test_a_forgotten_store_ends_its_thread(tmp_path: Path) -> None:  # D07
