@@ -383,7 +383,9 @@ CODE_GROUPS: dict[str, dict[str, ErrorCode]] = {
     },
     "Tests and evals": {
         "LOUSHO_EVALS_INVALID": ErrorCode(
-            "LoushoError", "An eval helper was used in the wrong way.", "Call the eval helpers in the order given in the message."
+            "LoushoError",
+            "Evals were not found, or an eval helper was used in the wrong way.",
+            "Do what the message says; docs/evals.md has a first eval to start from.",
         ),
         "LOUSHO_TEST_FAILED": ErrorCode(
             "TestFailedError",

@@ -8,7 +8,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from lousho_ray.cli.eval_control import control
-from lousho_ray.errors import ConfigurationError
+from lousho_ray.errors import ConfigurationError, suggest
 from lousho_ray.option_checks import check_choice
 
 if TYPE_CHECKING:
@@ -102,7 +102,15 @@ def eval_command(
         drift=DriftOptions(drift_usage, drift_text),
         argv=("lousho", *sys.argv[1:]),
     )
+    _check_word(patterns or ())
     return run_eval(options, {"json": json, "junit": junit, "markdown": markdown, "html": html, "parquet": parquet})
+
+
+def _check_word(patterns: Sequence[str]) -> None:
+    """Refuses a word that is nearly one of the verbs, before files are looked for by that name."""
+    word = patterns[0] if patterns else ""
+    if word.isalpha() and not Path(word).exists() and (meant := suggest(word, [*VERBS, "diff"])):
+        raise ConfigurationError(f"There is no file, folder or command {word!r}.{meant}", field="patterns")
 
 
 def run_eval(options: SuiteOptions, reports: dict[str, Path | None]) -> int:
@@ -134,7 +142,7 @@ def run_eval(options: SuiteOptions, reports: dict[str, Path | None]) -> int:
     for kind, path in wanted.items():
         write_report(kind, outcome.summary, path)
     print_summary(outcome.summary, console)
-    _say_what_is_left(outcome, console)
+    _say_what_is_left(outcome, wanted.values(), console)
     return outcome.exit_code
 
 
@@ -154,7 +162,7 @@ async def _run(options: SuiteOptions, console: Console) -> Outcome:
                 loop.remove_signal_handler(number)
 
 
-def _say_what_is_left(outcome: Outcome, console: Console) -> None:
+def _say_what_is_left(outcome: Outcome, reports: Iterable[Path], console: Console) -> None:
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
@@ -164,6 +172,8 @@ def _say_what_is_left(outcome: Outcome, console: Console) -> None:
     if not summary.records and not summary.not_run and not summary.load_errors:
         say("No case was selected: the tags left all evals out.")
     say(f"\nResults: {outcome.results}")
+    if written := ", ".join(map(str, reports)):
+        say(f"Reports: {written}")
     if outcome.interrupted or summary.halted is not None or any(one.outages for one in summary.evals):
         say("What has ended is kept. The same command goes on with the rest:")
         say(f"  {shlex.join(['lousho', *sys.argv[1:]])}")

@@ -43,5 +43,6 @@ async def _control(wanted: str | None, command: Mapping[str, Any]) -> Mapping[st
 
 def _line(status: Mapping[str, Any]) -> str:
     limits = ", ".join(f"{name} {value:g}" for name, value in status.get("limits", {}).items())
-    facts = [f"{status.get('id')}: {status.get('line', status.get('state'))}", f"concurrency {status.get('concurrency')}", limits]
+    at_once = status.get("concurrency")
+    facts = [f"{status.get('id')}: {status.get('line', status.get('state'))}", at_once and f"concurrency {at_once}", limits]
     return "; ".join(fact for fact in facts if fact)

@@ -89,7 +89,7 @@ async def run_case(run: CaseRun) -> CaseRecord:
         await asyncio.wait({task}, timeout=GRACE_S)
     error = task.result() if task.done() and not task.cancelled() else None
     if cancelled:
-        error = _Interrupted("the run was stopped before the case had ended")
+        error = Interrupted("the run was stopped before the case had ended")
     elif late:
         still = "" if task.done() else f" It still ran {GRACE_S:g} s after it was cancelled and was left behind."
         error = LoushoError(f"The case took longer than {timeout_ms:g} ms.{still}", code="LOUSHO_OPERATION_TIMEOUT")
@@ -98,7 +98,7 @@ async def run_case(run: CaseRun) -> CaseRecord:
     return _record(run, body.context, error, (time.monotonic() - started) * 1000, started_at)
 
 
-class _Interrupted(Exception):  # noqa: N818 - it says how a case ended
+class Interrupted(Exception):  # noqa: N818 - it says how a case ended
     """The suite was stopped while the case ran."""
 
 
@@ -188,7 +188,7 @@ def _record(run: CaseRun, context: EvalContext, error: BaseException | None, dur
     status = _status(run.calls, context, error)
     last = context.results[-1] if context.results else None
     clean = status == "passed" and all(item.passed for item in context.assertions)
-    outage = run.calls.outage if status == "outage" and not isinstance(error, _Interrupted) else None
+    outage = run.calls.outage if status == "outage" and not isinstance(error, Interrupted) else None
     return CaseRecord(
         key=run.key,
         eval=run.definition.name,
@@ -211,7 +211,7 @@ def _record(run: CaseRun, context: EvalContext, error: BaseException | None, dur
 
 
 def _status(calls: CaseCalls, context: EvalContext, error: BaseException | None) -> Status:
-    if isinstance(error, _Interrupted):
+    if isinstance(error, Interrupted):
         return "outage"
     if error is None and all(item.passed for item in context.assertions if item.kind == "gate"):
         return "passed"

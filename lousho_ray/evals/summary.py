@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -112,10 +113,16 @@ def summarize(
 ) -> Summary:
     """Groups records by eval, sorted by eval and case, whatever order they ended in."""
     by_eval: dict[str, list[CaseRecord]] = {}
-    for record in sorted(records, key=lambda record: (record.eval, record.case, record.repeat)):
+    for record in sorted(records, key=lambda record: (record.eval, *_natural(record.case), record.repeat)):
         by_eval.setdefault(record.eval, []).append(record)
     evals = tuple(_summarize_eval(name, group, thresholds.get(name, 1.0)) for name, group in by_eval.items())
     return Summary(evals, tuple(skipped), not_run, strict, halted, tuple(load_errors))
+
+
+def _natural(name: str) -> tuple[list[str | int], str]:
+    """Sorts `case 2` before `case 10`."""
+    parts = re.split("([0-9]{1,18})", name)
+    return [int(part) if index % 2 else part for index, part in enumerate(parts)], name
 
 
 def _summarize_eval(name: str, records: Sequence[CaseRecord], threshold: float) -> EvalSummary:

@@ -139,3 +139,14 @@ def test_judge_files_run_only_on_request(project: Path, capsys: pytest.CaptureFi
     said = capsys.readouterr().out
     assert "judged[default]  passed  score 0.9" in said
     assert "e[default]" not in said
+
+
+def test_a_word_that_is_nearly_a_verb_is_asked_about(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_lousho(["eval", "statu"]) == 2
+    assert "There is no file, folder or command 'statu'. Did you mean 'status'?" in capsys.readouterr().err
+
+
+def test_the_output_names_the_reports(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_evals(project, PASSING)
+    run_lousho(["eval", "--json", "out/r.json", "--markdown", "out/r.md"])
+    assert "\nReports: out/r.json, out/r.md\n" in capsys.readouterr().out

@@ -225,3 +225,9 @@ def test_two_runs_are_compared_case_by_case(
     assert run_lousho(["eval", "diff", "after.jsonl", "after.jsonl"]) == 0
     assert run_lousho(["eval", "diff", "after.jsonl"]) == 2
     assert run_lousho(["eval", "diff", "after.jsonl", "none.jsonl"]) == 2
+
+
+def test_cases_are_in_the_order_in_which_people_count() -> None:
+    names = ["case 10", "case 2", "a", "case 1b", "case", "2", "case 2 of 3"]
+    records = [record(name) for name in names]
+    assert [one.case for one in summarize(records, {}).records] == ["2", "a", "case", "case 1b", "case 2", "case 2 of 3", "case 10"]
