@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 
 from lousho_ray.actors.cluster import this_actor
+from lousho_ray.actors.event_parcel import packed, unpacked
 from lousho_ray.actors.shipping import Shipment, Warehouse, portable
 from lousho_ray.cancellation import AbortReason, AbortSignal
 from lousho_ray.eventlog import EventLog
@@ -43,22 +44,31 @@ WORKER_OPTIONS: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(NamedTuple):
     """What a child has to say: an event, how a span began or ended, or (last) how it ended."""
 
     run_id: str
-    event: Event | SpanRecord | None = None
-    outcome: ChildOutcome | None = None
+    item: Event | SpanRecord | ChildOutcome
 
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """The answer to a poll. `life` is another one once the worker has lost or forgotten the client, and its children with it."""
+    """The answer to a poll: the children that report, and what, `packed`.
+
+    `life` is another one once the worker has lost or forgotten the client, and its children with it.
+    """
 
     life: str
-    reports: Sequence[Report]
+    run_ids: Sequence[str]
+    parcel: bytes
     cursor: int
+
+    @classmethod
+    def of(cls, life: str, reports: Sequence[Report], cursor: int) -> Reports:
+        return cls(life, [report.run_id for report in reports], packed([report.item for report in reports]), cursor)
+
+    def __iter__(self) -> Iterator[Report]:
+        return map(Report, self.run_ids, unpacked(self.parcel))
 
 
 class WorkerActor:
@@ -92,11 +102,11 @@ class WorkerActor:
         """What the client's children reported from `cursor` on; waits up to `POLL_S` for news."""
         client = self._clients.get(client_id)
         if client is None:
-            return Reports(NO_LIFE, (), 0)
+            return Reports.of(NO_LIFE, (), 0)
         client.renew()
         reports, cursor = await client.log.read(cursor, wait_s=POLL_S)
         client.renew()
-        return Reports(client.life, reports, cursor)
+        return Reports.of(client.life, reports, cursor)
 
     @ray.method(concurrency_group="control")
     async def stop(self, client_id: str, run_ids: Sequence[str], reason: AbortReason) -> None:
@@ -132,7 +142,7 @@ class WorkerActor:
         except BaseException as error:
             outcome = ChildOutcome.failed(error)
         client.running.pop(child.run_id, None)
-        client.log.append(Report(child.run_id, outcome=_portable(outcome)))
+        client.log.append(Report(child.run_id, _portable(outcome)))
 
     def _forget(self, client_id: str) -> None:
         self._clients.pop(client_id, None)

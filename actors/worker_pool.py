@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -220,7 +220,7 @@ class WorkerClient:
             answered_at = time.monotonic()
             self._live(answer.life)
             self._cursor = answer.cursor
-            self._take(answer.reports)
+            self._take(answer)
         self._polling = None
 
     async def _is_busy(self) -> bool:
@@ -239,17 +239,17 @@ class WorkerClient:
         self._life = life
         self._answered_at = time.monotonic()
 
-    def _take(self, reports: Sequence[Report]) -> None:
-        for report in reports:
-            child = self._children.get(report.run_id)
+    def _take(self, reports: Iterable[Report]) -> None:
+        for run_id, item in reports:
+            child = self._children.get(run_id)
             if child is None:
                 continue
-            if isinstance(report.event, SpanRecord):
-                child.take_span(report.event)
-            elif report.event is not None:
-                child.emitter.forward((report.event,))
-            if report.outcome is not None:
-                self._end(report.run_id, report.outcome)
+            if isinstance(item, ChildOutcome):
+                self._end(run_id, item)
+            elif isinstance(item, SpanRecord):
+                child.take_span(item)
+            else:
+                child.emitter.forward((item,))
 
     def _lose(self, run_ids: Sequence[str], error: Exception) -> None:
         """A lost child is never run again by itself: what it did before is unknown."""
