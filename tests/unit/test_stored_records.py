@@ -208,6 +208,63 @@ def test_nothing_that_reads_stored_data_can_load_code() -> None:
                 assert called not in ("eval", "exec", "__import__"), path
 
 
+# --------------------------------------------------------------------------------------------------------------------- NUL bytes
+
+NUL = "a\0b\0"
+
+
+@tool(needs_approval=True)
+def send_to(to: str) -> dict[str, Any]:
+    """Sends."""
+    return {"to\0": [to, "\0"]}
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "file", "s3"])
+async def test_nul_bytes_pass_through_a_pause_and_back(kind: str, tmp_path: Path) -> None:
+    # field case S10: in the input, the arguments, the result, the note and the reply, read back by an object that remembers nothing
+    with world_of(kind, tmp_path) as world:
+        asks = calls(("send_to", {"to": NUL}), text=NUL)
+        agent = agent_of(asks, NUL, tools=[send_to], store=world.store, runtime="local", instructions=NUL)
+        paused = await agent.session("talk").send(NUL)
+        with world.open() as store:
+            other = agent_of(NUL, "Fine", tools=[send_to], store=store, runtime="local")
+            [waiting] = await other.approvals.list(all=True)
+            assert waiting.args == {"to": NUL}
+            await other.approvals.resolve(str(paused.approval_id), approved=True, note=NUL, by=NUL)
+            assert (await other.session("talk").send("And?")).text == "Fine"
+        with world.open() as store:
+            saved = await store.sessions.load("talk") or []
+    assert [message.text for message in saved if message.role != "tool"] == [NUL, NUL, NUL, "And?", "Fine"]
+    assert json.loads(saved[1].tool_calls[0].arguments) == {"to": NUL}
+    assert json.loads(saved[2].text) == {"to\0": [NUL, "\0"]}
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "file", "s3"])
+@pytest.mark.parametrize("id", ["a\0b", "\0", "talk\0", "talk\n", "talk\0.json"])
+async def test_an_id_with_a_nul_byte_is_refused_everywhere(kind: str, id: str, tmp_path: Path) -> None:
+    # field case S10
+    with world_of(kind, tmp_path) as world:
+        agent, store = agent_of("never", store=world.store, runtime="local"), world.store
+        tries: list[Any] = [
+            *(lambda part=part: part.load(id) for part in (store.sessions, store.checkpoints, store.approvals)),
+            *(lambda part=part: part.delete(id) for part in (store.sessions, store.checkpoints, store.approvals)),
+            lambda: store.sessions.save(id, [user("x")]),
+            lambda: store.checkpoints.save({"sessionId": id}),
+            lambda: store.checkpoints.history(id),
+            lambda: store.approvals.save({"id": id}, {}),
+            lambda: store.approvals.resolve(id),
+            lambda: agent.session(id).load(),
+            lambda: agent.send("x", session_id=id),
+            lambda: agent.resume(id),
+            lambda: agent.approvals.get(id),
+            lambda: agent.approvals.resolve(id, approved=True),
+        ]
+        for attempt in tries:
+            with pytest.raises(LoushoError) as raised:
+                await attempt()
+            assert raised.value.code == "LOUSHO_SESSION_ID_INVALID"
+
+
 # ---------------------------------------------------------------------------------------------------- unfinished runs and pauses
 
 RAN: list[int] = []
