@@ -5,9 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 import logging
+import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import httpx2
 import openai
 import pytest
 
@@ -123,3 +126,17 @@ async def test_calls_go_through_the_proxy_of_the_environment(fake_server: FakeSe
     finally:
         await provider.aclose()
     assert [request.headers["host"] for request in fake_server.requests] == ["model.test", "model.test"]
+
+
+async def test_certificates_are_read_once_and_again_when_others_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from lousho_ray.providers.openai_pool import Pool
+
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    async with Pool() as first, Pool() as second:
+        monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path))
+        async with Pool() as third:
+            own = [pool.session_for(httpx2.URL("https://a.test")) for pool in (first, second, third)]
+            contexts = [session.connector._ssl for session in own if session is not None]  # type: ignore[union-attr]
+            assert contexts[0] is contexts[1]
+            assert contexts[2] is not contexts[0]
+            assert all(context.verify_mode is ssl.CERT_REQUIRED and context.check_hostname for context in contexts)
