@@ -647,7 +647,7 @@ async def test_the_environment_decides_where_the_option_does_not(
 
 @pytest.mark.parametrize("redact", [True, False])
 async def test_arguments_are_in_decisions_unless_content_is_left_out(redact: bool) -> None:
-    # OBS-24, EVT-21, PERM-47, CA-24
+    # OBS-24, OBS-D1, EVT-21, PERM-47, CA-24
     agent = agent_of(calls("look"), "Done", tools=[plain("look")], permissions=[allow("look")], redact_content=redact)
     (decision,) = [event async for event in agent.stream("Hi") if event.type == "permission.decision"]
     assert (decision.args is None) is redact
