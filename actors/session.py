@@ -34,7 +34,9 @@ ANSWERS_IN_S = POLL_S * 3
 """The bound of a call that the actor itself answers within `POLL_S`."""
 
 MANY_TURNS = 200
-"""After so many turns an actor that has become idle gives memory back."""
+"""After so many turns an actor that has become idle gives memory back, when it was for `IDLE_S`."""
+
+IDLE_S = 3.0
 
 SESSION_OPTIONS: dict[str, Any] = {
     "max_restarts": -1,
@@ -257,6 +259,11 @@ class SessionActor:
         self._forgotten += 1
         if not self._turns and self._forgotten >= MANY_TURNS:
             self._forgotten = 0
+            asyncio.get_running_loop().call_later(IDLE_S, self._rest)
+
+    def _rest(self) -> None:
+        """What was kept for the next turn of a session has gone by now, too."""
+        if not self._turns:
             give_back_memory()
 
     def _turn(self, run_id: str) -> Turn:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,11 +11,10 @@ from lousho_ray.actors.cluster import ActorLostError, live
 from lousho_ray.actors.conversation import Conversation
 from lousho_ray.actors.liveness import ask_busy
 from lousho_ray.actors.session import ANSWERS_IN_S, Accepted, Start
-from lousho_ray.actors.session_clients import KEPT_S, Ending, Endings, endings_in
+from lousho_ray.actors.session_clients import Ending, Endings, endings_in
 from lousho_ray.actors.shared_lists import SharedList, SharedLists
 from lousho_ray.errors import LoushoError
 from lousho_ray.loop.result import ExecutionResult
-from lousho_ray.messages import Message
 from lousho_ray.stores.json_form import own
 
 START_TIMEOUT_S = 120.0
@@ -102,7 +100,6 @@ class SessionConversation(Conversation[Entry, Told]):
         self._turns: dict[str, Entry] = {}
         self._agents: set[str] = set()
         self._known = SharedLists()
-        self._expiring: asyncio.TimerHandle | None = None
 
     def start(self, turn: Start, what: str) -> Entry:
         """Puts a turn in line there, behind those that this was called for before."""
@@ -157,18 +154,8 @@ class SessionConversation(Conversation[Entry, Told]):
             self._forget(ending.run_id)
             if (entry := self._turns.pop(ending.run_id, None)) is not None:
                 entry.end(ending)
-                if ending.result is not None:
-                    self._keep(entry, ending.result.messages)
-
-    def _keep(self, entry: Entry, messages: Sequence[Message]) -> None:
-        """The next turn of this session brings what is new, as long as the actor has this one's result, too."""
-        self._known.put(entry.whole.key.text, entry.key, own(messages), time.monotonic())
-        if self._expiring is None:
-            self._expiring = asyncio.get_running_loop().call_later(KEPT_S, self._expire)
-
-    def _expire(self) -> None:
-        self._known.expire(time.monotonic() - KEPT_S)
-        self._expiring = asyncio.get_running_loop().call_later(KEPT_S, self._expire) if len(self._known) else None
+                if ending.result is not None:  # The next turn of this session brings what is new.
+                    self._known.put(entry.whole.key.text, entry.key, own(ending.result.messages))
 
     def _waits(self, key: str) -> bool:
         return key in self._turns

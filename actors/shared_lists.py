@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -12,8 +14,11 @@ from lousho_ray.stores.json_form import FixedJson
 BUDGET_CHARS = 16_000_000
 """Characters that one process keeps of what it has exchanged with one other."""
 
-ITEM_CHARS = 500
+ITEM_CHARS = 1_000
 """What an item counts besides its text."""
+
+KEPT_S = 60.0
+"""How long what was exchanged is kept: most conversations go on within a minute, or rest for long."""
 
 
 class SharedList(NamedTuple):
@@ -21,17 +26,21 @@ class SharedList(NamedTuple):
 
     token: str
     items: tuple[Any, ...]
-    at: float = 0.0
-    chars: int = 0
+    at: float
+    chars: int
 
 
 class SharedLists:
-    """What was last exchanged under each name; when it is too much, what was exchanged longest ago goes."""
+    """What was last exchanged under each name; when it is too much, or a minute old, what was exchanged longest ago goes.
+
+    For one event loop.
+    """
 
     def __init__(self, budget_chars: int = BUDGET_CHARS) -> None:
         self._budget = budget_chars
         self._chars = 0
         self._lists: OrderedDict[str, SharedList] = OrderedDict()
+        self._expiring: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         return len(self._lists)
@@ -39,24 +48,31 @@ class SharedLists:
     def get(self, name: str) -> SharedList | None:
         return self._lists.get(name)
 
-    def put(self, name: str, token: str, items: Iterable[Any], now: float = 0.0) -> None:
+    def put(self, name: str, token: str, items: Iterable[Any]) -> None:
         old, kept = self._lists.get(name), tuple(items)
         grown = old is not None and 0 < len(old.items) <= len(kept) and kept[len(old.items) - 1] is old.items[-1]
         chars = old.chars + sum(map(_chars, kept[len(old.items) :])) if grown and old is not None else sum(map(_chars, kept))
         self.forget(name)
-        self._lists[name] = SharedList(token, kept, now, chars)
+        self._lists[name] = SharedList(token, kept, time.monotonic(), chars)
         self._chars += chars
         while self._chars > self._budget:
             self.forget(next(iter(self._lists)))
+        self._expire_later()
 
     def forget(self, name: str) -> None:
         if (gone := self._lists.pop(name, None)) is not None:
             self._chars -= gone.chars
 
-    def expire(self, before: float) -> None:
-        """Forgets what was last exchanged before then."""
-        while self._lists and next(iter(self._lists.values())).at < before:
+    def _expire_later(self) -> None:
+        if self._expiring is None and self._lists:
+            due_s = next(iter(self._lists.values())).at + KEPT_S - time.monotonic()
+            self._expiring = asyncio.get_running_loop().call_later(max(due_s, KEPT_S / 60), self._expire)
+
+    def _expire(self) -> None:
+        self._expiring = None
+        while self._lists and next(iter(self._lists.values())).at + KEPT_S <= time.monotonic():
             self.forget(next(iter(self._lists)))
+        self._expire_later()
 
 
 def same_start(old: Sequence[Any], new: Sequence[Any]) -> int:
