@@ -119,7 +119,8 @@ async def test_the_open_spans_of_a_killed_worker_end_as_errors(server: FakeServe
     await asked.wait()
 
     async def two_are_open_there() -> bool:
-        return any(span.name == "execute_tool look" for span in spans.ended)
+        looked = any(span.name == "execute_tool look" for span in spans.ended)
+        return looked and any(span.name.startswith("chat") for span in spans.open.values())
 
     await eventually(two_are_open_there)
     for worker in workers():
