@@ -14,7 +14,6 @@ from enum import Enum
 from typing import Any, TypeVar
 
 import ray
-from ray.exceptions import RayError
 
 from lousho_ray.actors.cluster import ActorLostError, ActorSilentError, ask, live, reach_head
 
@@ -22,6 +21,9 @@ T = TypeVar("T")
 
 CONTROL_ANSWERS_IN_S = 10.0
 """How long an actor, a call of which has timed out, may take to say that it is there."""
+
+ON_ITS_WAY_S = 1.0
+"""How much longer an answer is looked for: this process may have been stopped itself, and find it only now."""
 
 BUSY_S = 600.0
 """How long an actor is waited for that is there, but whose work loop does not answer: code of the user's blocks it."""
@@ -52,17 +54,19 @@ async def judge(actor: Any, group: str | None = CONTROL) -> Verdict:
         AgentExecutionError: `LOUSHO_AGENT_EXECUTION_FAILED`: the cluster itself is gone.
     """
     options = {} if group is None else {"concurrency_group": group}
-    try:
-        async with asyncio.timeout(CONTROL_ANSWERS_IN_S):
-            await live(actor).__ray_ready__.options(**options).remote()
-    except TimeoutError:
-        if actor._get_local_state() != _ALIVE:
-            return Verdict.STARTING
-        await asyncio.to_thread(_end, actor)
-        return Verdict.ENDED
-    except RayError:
-        return Verdict.BUSY  # It died meanwhile: the call that is under way says so.
-    return Verdict.BUSY
+    question = live(actor).__ray_ready__.options(**options).remote()
+    # In a thread: an event loop that user code blocks here takes an answer for late that came in time.
+    if await asyncio.to_thread(_answered, question):
+        return Verdict.BUSY
+    if actor._get_local_state() != _ALIVE:
+        return Verdict.STARTING
+    await asyncio.to_thread(_end, actor)
+    return Verdict.ENDED
+
+
+def _answered(question: Any) -> bool:
+    """Whether the actor answers in time, or has died: the call that is under way says so then."""
+    return any(ray.wait([question], timeout=bound_s)[0] for bound_s in (CONTROL_ANSWERS_IN_S, ON_ITS_WAY_S))
 
 
 def _end(actor: Any) -> None:

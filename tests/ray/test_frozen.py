@@ -207,6 +207,22 @@ async def test_a_busy_session_actor_is_waited_for_and_left_alone(server: FakeSer
     assert [await pid_of(actor) for actor in session_actors()] == pids
 
 
+async def test_a_caller_that_blocks_its_own_event_loop_ends_no_actor(server: FakeServer) -> None:
+    session = agent_of(server).session()
+    assert await session.load() == []
+    pids = [await pid_of(actor) for actor in session_actors()]
+    server.on("chat", gate("go"), Reply("done"))
+    async with short_polls(session_actors()):
+        turn = asyncio.create_task(session.send("Go."))
+        await server.reached("go")
+        for _ in range(3):
+            time.sleep(3 * SILENT_S)
+            await asyncio.sleep(0.1)
+        server.release("go")
+        assert (await turn).text == "done"
+    assert [await pid_of(actor) for actor in session_actors()] == pids
+
+
 async def test_a_busy_session_actor_is_given_up_in_the_end(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(liveness, "CONTROL_ANSWERS_IN_S", 30.0)
     monkeypatch.setattr(liveness, "BUSY_S", 0.0)
