@@ -220,8 +220,9 @@ async def test_a_suite_is_seen_and_steered_from_another_process_of_the_cluster(t
         while len(server.requests) < 9:
             await asyncio.sleep(0.02)
     status = await steer(suite, status, {"verb": "cancel"})
-    go.set()
-    outcome = await task
+    async with asyncio.timeout(60):
+        outcome = await task
+    go.set()  # not before: a case that was answered in time would have ended
     assert outcome.exit_code == 130
     assert outcome.summary.totals()["outage"] == 9
     assert await suites_of_cluster() == []
