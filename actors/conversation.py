@@ -22,6 +22,10 @@ MOST_GATHER_S = 0.012
 is alone never waits."""
 
 
+MOST_ENTRIES = 500
+"""Entries of one batch: its actor has other conversations, too."""
+
+
 class Entry(Protocol):
     """Something to be handed over; its end is reported under its key."""
 
@@ -97,7 +101,7 @@ class Conversation(ABC, Generic[E, A]):
             while self._unsent:
                 if pause_s := gathering_s(len(self._under_way)):
                     await asyncio.sleep(pause_s)
-                batch, self._unsent = self._unsent, []
+                batch, self._unsent = self._unsent[:MOST_ENTRIES], self._unsent[MOST_ENTRIES:]
                 await self._deliver(batch)
         finally:
             self._sending = None
@@ -131,13 +135,12 @@ class Conversation(ABC, Generic[E, A]):
                 life = self._life
                 try:
                     answer = await self._poll(self._cursor)
+                    self._lives(answer.life)
+                    self._cursor = answer.cursor
+                    self._take(answer)
                 except Exception as error:
                     # What began in a later life, while this call was open, is not lost with it.
                     self._lost([key for key, begun in self._under_way.items() if begun == life], error)
-                    continue
-                self._lives(answer.life)
-                self._cursor = answer.cursor
-                self._take(answer)
         finally:
             self._polling = None
 

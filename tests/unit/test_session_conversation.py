@@ -107,6 +107,17 @@ async def test_turns_that_start_while_a_batch_is_under_way_go_with_the_next(acto
     assert actor.polls <= 2, "one poll brings the ends of all"
 
 
+async def test_very_many_turns_are_several_batches(actor: FakeActor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversation, "MOST_ENTRIES", 2)
+    talk = SessionConversation(actor)
+    entries = [start(talk, f"a{number}") for number in range(5)]
+    await asyncio.gather(*(entry.accepted for entry in entries))
+    assert run_ids(actor.batches) == [["a0", "a1"], ["a2", "a3"], ["a4"]]
+    for entry in entries:
+        actor.end(entry.key)
+    await asyncio.gather(*(entry.ended for entry in entries))
+
+
 async def test_an_agent_is_sent_once_and_again_to_an_actor_that_lacks_it(actor: FakeActor) -> None:
     talk = SessionConversation(actor)
     for number in range(2):
