@@ -1,4 +1,7 @@
-"""Actors that freeze (`SIGSTOP`) are started again, and what waited for them goes on or fails; busy ones are left alone."""
+"""Actors that freeze (`SIGSTOP`) are started again, and what waited for them goes on or fails; busy ones are left alone.
+
+Each takes its time: most are for `make slow`.
+"""
 
 from __future__ import annotations
 
@@ -155,6 +158,7 @@ async def test_a_durable_turn_of_a_frozen_session_actor_is_finished(server: Fake
         assert len(first_calls) == 1, "the recorded step is not asked for again"
 
 
+@pytest.mark.slow
 async def test_a_turn_without_checkpoints_of_a_frozen_session_actor_is_an_error_that_says_so(server: FakeServer) -> None:
     # SES-77
     session = agent_of(server).session()
@@ -170,6 +174,7 @@ async def test_a_turn_without_checkpoints_of_a_frozen_session_actor_is_an_error_
         assert [event.type async for event in events][-2:] == ["error", "run.done"]
 
 
+@pytest.mark.slow
 async def test_a_session_actor_that_froze_at_rest_costs_a_delay_and_nothing_else(
     server: FakeServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -207,6 +212,7 @@ async def test_a_busy_session_actor_is_waited_for_and_left_alone(server: FakeSer
     assert [await pid_of(actor) for actor in session_actors()] == pids
 
 
+@pytest.mark.slow
 async def test_a_caller_that_blocks_its_own_event_loop_ends_no_actor(server: FakeServer) -> None:
     session = agent_of(server).session()
     assert await session.load() == []
@@ -223,6 +229,7 @@ async def test_a_caller_that_blocks_its_own_event_loop_ends_no_actor(server: Fak
     assert [await pid_of(actor) for actor in session_actors()] == pids
 
 
+@pytest.mark.slow
 async def test_a_busy_session_actor_is_given_up_in_the_end(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(liveness, "CONTROL_ANSWERS_IN_S", 30.0)
     monkeypatch.setattr(liveness, "BUSY_S", 0.0)
@@ -267,6 +274,7 @@ def block_call() -> Reply:
     return Reply(tool_calls=[("block", {"seconds": 3 * SILENT_S})])
 
 
+@pytest.mark.slow
 async def test_a_frozen_store_actor_is_started_again_and_saves_under_way_are_kept(tmp_path: Path) -> None:
     async with SqliteStore(tmp_path / "s.db") as kept:
         remote = await create_agent(provider=MockProvider(), store=kept, runtime="ray").runtime().reach(kept)
@@ -277,6 +285,7 @@ async def test_a_frozen_store_actor_is_started_again_and_saves_under_way_are_kep
         assert len(await remote.sessions.list()) == 21
 
 
+@pytest.mark.slow
 async def test_a_store_in_memory_is_not_ended_when_it_freezes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "RETRY_DELAYS_S", (0.1,))
     agent = create_agent(provider=MockProvider(), runtime="ray")
@@ -289,6 +298,7 @@ async def test_a_store_in_memory_is_not_ended_when_it_freezes(monkeypatch: pytes
     assert await pid_of(remote.reference.actor()) == pids[0]
 
 
+@pytest.mark.slow
 async def test_calls_that_wait_for_a_frozen_limiter_actor_pass_once_it_was_started_again(fresh_name: str) -> None:
     # RL-37
     limiter = create_rate_limiter({"max_concurrent": 1}, fresh_name)
@@ -300,6 +310,7 @@ async def test_calls_that_wait_for_a_frozen_limiter_actor_pass_once_it_was_start
         assert gone(pids) == []
 
 
+@pytest.mark.slow
 async def test_a_run_goes_on_when_the_budget_actor_froze(server: FakeServer) -> None:
     # BUD-33
     server.respond(lambda request: [gate("go"), Reply("done", usage=(100, 0))])
