@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -35,6 +36,9 @@ ANSWERS_IN_S = POLL_S * 3
 
 MANY_TURNS = 200
 """After so many turns an actor that has become idle gives memory back, when it was for `IDLE_S`."""
+
+MOST_TOLD = 1_000
+"""How many turns are kept that their clients know the end of: the next turn of such a session sends only what is new."""
 
 IDLE_S = 3.0
 
@@ -120,6 +124,7 @@ class SessionActor:
         self._remotes: dict[str, RemoteStore] = {}
         self._turns: dict[str, Turn] = {}
         self._clients: dict[str, Client] = {}
+        self._told: deque[str] = deque()
         self._forgotten = 0
         self._questions: dict[str, asyncio.Task[Any]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -130,7 +135,7 @@ class SessionActor:
         self._loop = asyncio.get_running_loop()
         client = self._clients.get(client_id)
         if client is None:
-            client = self._clients[client_id] = Client(lambda: self._clients.pop(client_id, None))
+            client = self._clients[client_id] = Client(lambda: self._clients.pop(client_id, None), self._were_told)
         client.seen()
         answers: list[bool | BaseException] = []
         for start in starts:
@@ -214,11 +219,18 @@ class SessionActor:
         host = await self._host(start.key, start.shipment)
         if run_id not in self._turns:
             run = host.start(_placed(start.request))
-            self._turns[run_id] = Turn(run, client)
+            request = start.request
+            self._turns[run_id] = Turn(run, client, read=request.observed or request.trace is not None)
             base = None if start.base is None else self._turns.get(start.base)
             client.add(run, None if base is None else base.run, observed=start.request.observed)
             run.task.add_done_callback(lambda _: self._ended(run_id))
         return True
+
+    def _were_told(self, run_ids: Sequence[str]) -> None:
+        """The client knows how these ended. Where nobody reads events, only the next turn of the session may still ask for one."""
+        self._told.extend(run_id for run_id in run_ids if (turn := self._turns.get(run_id)) is not None and not turn.read)
+        while len(self._told) > MOST_TOLD:
+            self._forget_turn(self._told.popleft())
 
     def _ended(self, run_id: str) -> None:
         asyncio.get_running_loop().call_later(KEPT_S, self._forget_turn, run_id)
@@ -255,8 +267,8 @@ class SessionActor:
 
     def _forget_turn(self, run_id: str) -> None:
         """Nobody may read the turn any more."""
-        self._turns.pop(run_id, None)
-        self._forgotten += 1
+        if self._turns.pop(run_id, None) is not None:
+            self._forgotten += 1
         if not self._turns and self._forgotten >= MANY_TURNS:
             self._forgotten = 0
             asyncio.get_running_loop().call_later(IDLE_S, self._rest)

@@ -80,20 +80,28 @@ class Endings(NamedTuple):
 
 
 class Turn:
-    """A turn and the process that asked for it."""
+    """A turn and the process that asked for it. Of one that is `read` somebody reads the events, or records of spans among them."""
 
-    def __init__(self, run: LocalRun, client: Client) -> None:
+    def __init__(self, run: LocalRun, client: Client, *, read: bool) -> None:
         self.run = run
         self.client = client
+        self.read = read
         self.inputs: dict[str, QueuedInput] = {}
 
 
 class Client:
-    """One event loop of a process that has turns here."""
+    """One event loop of a process that has turns here.
 
-    def __init__(self, forget: Callable[[], Any]) -> None:
+    Args:
+        forget: Called when the process has been silent for long.
+        told: Called with turns that it knows the end of.
+    """
+
+    def __init__(self, forget: Callable[[], Any], told: Callable[[Sequence[str]], Any]) -> None:
         self.life = new_id()
         self._forget = forget
+        self._told = told
+        self._last: tuple[int, Sequence[str]] = (0, ())
         self._loop = asyncio.get_running_loop()
         self._ended: EventLog[Ending] = EventLog()
         self._running: set[LocalRun] = set()
@@ -118,7 +126,10 @@ class Client:
     async def endings(self, cursor: int, wait_s: float, *, apart: bool) -> Endings:
         """How turns ended, from `cursor` on; waits for the first. `apart`: each in a pickle of its own."""
         self.seen()
+        if self._last[0] == cursor:  # it asks for what comes behind the last answer
+            self._told(self._last[1])
         endings, cursor = await self._ended.read(cursor, wait_s=wait_s, most=MOST_ENDINGS)
+        self._last = (cursor, [ending.run_id for ending in endings])
         self.seen()
         return Endings(self.life, parcels_of(endings, apart=apart), cursor)
 

@@ -80,3 +80,26 @@ async def test_nothing_of_a_session_is_kept_once_its_turns_are_over(tmp_path: Pa
         assert {name: count for name, count in grown.items() if count > SESSIONS / 20} == {}
         assert actor._turns == {}
         assert len(actor._lines._lines) == 0
+
+
+async def test_of_turns_whose_end_their_client_knows_few_are_kept_unless_somebody_reads_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # SES-78
+    monkeypatch.setattr(session_actor, "MOST_TOLD", 5)
+    agent = create_agent(provider=MockProvider(policy=parrot), runtime="local")
+    actor, shipment = SessionActor(LocalRuntime().spawner, alone=False), Shipment("digest", [])
+    actor._warehouse._definitions["digest"] = agent._definition
+    async with SqliteStore(tmp_path / "s.db") as store:
+        actor._stores["store"] = Sources(store, store, store).parts(InMemoryApprovalStore())
+        cursor, read = 0, []
+        for number in range(40):
+            request = TurnRequest(new_id("run_"), (user("hi"),), observed=number % 4 == 0)
+            await actor.submit("client", [Start(SessionKey(f"s{number}", private="store"), shipment, request)])
+            cursor = (await actor.poll("client", cursor)).cursor
+            if request.observed:
+                read.append(request.run_id)
+        assert len(actor._turns) <= len(read) + 5 + 1
+        assert set(read) <= set(actor._turns)
+        for run_id in read:
+            assert (await actor.read(run_id, 0)).end
