@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -38,7 +38,7 @@ MANY_TURNS = 200
 """After so many turns an actor that has become idle gives memory back, when it was for `IDLE_S`."""
 
 MOST_TOLD = 1_000
-"""How many turns are kept that their clients know the end of: the next turn of such a session sends only what is new."""
+"""Of how many sessions the last turn is kept although its client knows how it ended."""
 
 IDLE_S = 3.0
 
@@ -124,7 +124,7 @@ class SessionActor:
         self._remotes: dict[str, RemoteStore] = {}
         self._turns: dict[str, Turn] = {}
         self._clients: dict[str, Client] = {}
-        self._told: deque[str] = deque()
+        self._told: OrderedDict[str, str] = OrderedDict()
         self._forgotten = 0
         self._questions: dict[str, asyncio.Task[Any]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -156,7 +156,9 @@ class SessionActor:
         turn.client.seen()
         events, cursor = await turn.run.log.read(cursor, wait_s=POLL_S)
         turn.client.seen()
-        return EventBatch(packed(events), cursor, turn.run.log.at_end(cursor))
+        end = turn.run.log.at_end(cursor)
+        turn.read = turn.read and not end
+        return EventBatch(packed(events), cursor, end)
 
     async def call(self, key: SessionKey, shipment: Shipment, call_id: str, method: str, *args: Any) -> tuple[bool, Any]:
         """One of the questions a handle asks of its session (see `QUESTIONS`): whether it is answered, and the answer.
@@ -220,17 +222,28 @@ class SessionActor:
         if run_id not in self._turns:
             run = host.start(_placed(start.request))
             request = start.request
-            self._turns[run_id] = Turn(run, client, read=request.observed or request.trace is not None)
+            self._turns[run_id] = Turn(run, start.key.text, client, read=request.observed or request.trace is not None)
             base = None if start.base is None else self._turns.get(start.base)
             client.add(run, None if base is None else base.run, observed=start.request.observed)
             run.task.add_done_callback(lambda _: self._ended(run_id))
         return True
 
     def _were_told(self, run_ids: Sequence[str]) -> None:
-        """The client knows how these ended. Where nobody reads events, only the next turn of the session may still ask for one."""
-        self._told.extend(run_id for run_id in run_ids if (turn := self._turns.get(run_id)) is not None and not turn.read)
+        """The client knows how these ended. Where nobody reads their events any more, only the last one of a session is kept: the
+        result of the next one is told as what is new to it."""
+        for run_id in run_ids:
+            if (turn := self._turns.get(run_id)) is None:
+                continue
+            before = self._told.pop(turn.session, None)
+            self._told[turn.session] = run_id
+            if before is not None:
+                self._forget_told(before)
         while len(self._told) > MOST_TOLD:
-            self._forget_turn(self._told.popleft())
+            self._forget_told(self._told.popitem(last=False)[1])
+
+    def _forget_told(self, run_id: str) -> None:
+        if (turn := self._turns.get(run_id)) is not None and not turn.read:
+            self._forget_turn(run_id)
 
     def _ended(self, run_id: str) -> None:
         asyncio.get_running_loop().call_later(KEPT_S, self._forget_turn, run_id)

@@ -80,10 +80,15 @@ class Endings(NamedTuple):
 
 
 class Turn:
-    """A turn and the process that asked for it. Of one that is `read` somebody reads the events, or records of spans among them."""
+    """A turn, its session, and the process that asked for it.
 
-    def __init__(self, run: LocalRun, client: Client, *, read: bool) -> None:
+    Attributes:
+        read: Whether somebody still reads its events, or the records of spans among them.
+    """
+
+    def __init__(self, run: LocalRun, session: str, client: Client, *, read: bool) -> None:
         self.run = run
+        self.session = session
         self.client = client
         self.read = read
         self.inputs: dict[str, QueuedInput] = {}

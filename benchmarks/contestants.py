@@ -71,6 +71,7 @@ class Ours:
 
     async def open_store(self, path: Path) -> None:
         self._store = SqliteStore(path)
+        await self._store.sessions.load("none")  # opens the file, which by hand is done here, too
         self._keeping = self._agent(store=self._store)
 
     async def session_turn(self, session: str, prompt: str) -> str:

@@ -103,3 +103,22 @@ async def test_of_turns_whose_end_their_client_knows_few_are_kept_unless_somebod
         assert set(read) <= set(actor._turns)
         for run_id in read:
             assert (await actor.read(run_id, 0)).end
+
+
+async def test_of_a_long_session_only_the_last_turn_that_was_told_is_kept(tmp_path: Path) -> None:
+    # SES-78: each holds the whole conversation
+    agent = create_agent(provider=MockProvider(policy=parrot), runtime="local")
+    actor, shipment = SessionActor(LocalRuntime().spawner, alone=False), Shipment("digest", [])
+    actor._warehouse._definitions["digest"] = agent._definition
+    async with SqliteStore(tmp_path / "s.db") as store:
+        actor._stores["store"] = Sources(store, store, store).parts(InMemoryApprovalStore())
+        cursor = 0
+        for number in range(30):
+            request = TurnRequest(new_id("run_"), (user("hi"),), observed=number % 2 == 0)
+            await actor.submit("client", [Start(SessionKey("s", private="store"), shipment, request)])
+            position, end = 0, not request.observed
+            while not end:
+                batch = await actor.read(request.run_id, position)
+                position, end = batch.cursor, batch.end
+            cursor = (await actor.poll("client", cursor)).cursor
+        assert len(actor._turns) == 2  # the last that was told, and the one whose end was sent just now
