@@ -24,7 +24,6 @@ from lousho_ray.handle import AgentRun, Input, LocalRun, settle
 from lousho_ray.ids import check_run_id, check_session_id, is_session_id, new_id, new_session_id
 from lousho_ray.limits.limiter import RateLimiter
 from lousho_ray.loop.checkpoint import RunFacts
-from lousho_ray.loop.emitter import Emitter, Stamp
 from lousho_ray.loop.input import as_messages
 from lousho_ray.loop.open import CallOptions, RunContext
 from lousho_ray.loop.result import ExecutionResult
@@ -39,11 +38,11 @@ from lousho_ray.ports import ApprovalStore, Observer
 from lousho_ray.run_forks import RunFork, fork_run
 from lousho_ray.session import TURN_POLICIES, ResumeRequest, SessionLink, TurnRequest
 from lousho_ray.session_handle import Session
-from lousho_ray.spans import SpanBook
 from lousho_ray.stores.memory import InMemoryApprovalStore, MemorySessionStore
 from lousho_ray.stores.parts import check_part, part_of
 from lousho_ray.subagents import Spawner, open_with_subagents
 from lousho_ray.sync_calls import need_loop, sync_events
+from lousho_ray.turn_start import run_emitter
 from lousho_ray.turns import SessionLines, TurnLine
 
 T = TypeVar("T")
@@ -265,11 +264,9 @@ class Agent(Generic[T]):
 
     def _plain_run(self, messages: Sequence[Message], call: CallOptions, *, observed: bool) -> LocalRun:
         turn = LocalRun(new_id("run_"))
-        sinks = self._observers(call.principal)
-        attach(sinks, turn.abort)
-        if observed:
-            sinks.append(turn.log.append)
-        turn.start(self._run(turn, messages, call, sinks, observed=observed))
+        observers = self._observers(call.principal)
+        attach(observers, turn.abort)
+        turn.start(self._run(turn, messages, call, observers, observed=observed))
         return turn
 
     def _durable_run(self, id: str) -> RunLink:
@@ -298,13 +295,12 @@ class Agent(Generic[T]):
         turn: LocalRun,
         messages: Sequence[Message],
         call: CallOptions,
-        sinks: Sequence[Observer],
+        observers: Sequence[Observer],
         *,
         observed: bool,
     ) -> ExecutionResult[T]:
         trace, exporter = self._definition.trace(), self._definition.exporter
-        spans = None if exporter is None else SpanBook(exporter)
-        emitter = Emitter(Stamp(turn.run_id), sinks, drain=turn.log.drain if observed else None, spans=spans)
+        emitter = run_emitter(turn, observers, observed=observed, spans=exporter)
         facts = RunFacts(self.name, None, call.principal, call.metadata)
         context = RunContext(turn.run_id, messages, emitter, turn.signal, inbox=turn.inbox, call=call, trace=trace)
         context.pauses = StoredPauses(self._approval_store, facts, self._definition)

@@ -21,9 +21,9 @@ from lousho_ray.messages import Message, ToolCall, assistant, tool_result, user
 from lousho_ray.ports import GenerateOptions
 from lousho_ray.tokens import estimate_tokens
 from tests.e2e.durable_child import StoppingStore, open_store, stopper
+from tests.e2e.killing import kill_when_reached
 from tests.unit.loop_support import check_transcript
 
-ROOT = Path(__file__).parents[2]
 LEASE_S = 60.0
 TOLD = "The account number is 4711."
 
@@ -61,20 +61,7 @@ async def main(place: str, point: str, what: str) -> None:
 
 
 async def kill_at(place: str, point: str, what: str) -> None:
-    child = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "tests.e2e.test_kill_compaction", place, point, what),
-        cwd=ROOT,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    assert child.stdout is not None
-    try:
-        said = await child.stdout.readline()
-    finally:
-        child.kill()
-        await child.communicate()
-    assert said == b"reached\n", f"the child never came to {point!r}: {said!r}"
+    await kill_when_reached("tests.e2e.test_kill_compaction", place, point, what, point=point)
 
 
 @pytest.mark.parametrize(

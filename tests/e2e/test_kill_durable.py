@@ -5,10 +5,8 @@ A child process runs the turn and stands still at the point; it is killed there;
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -23,9 +21,9 @@ from lousho_ray.messages import Message, complete_prefix
 from lousho_ray.testing.fake_server import FakeServer
 from tests.contract.s3_server import S3Server
 from tests.e2e.durable_child import SESSION, agent_on, answer, open_store
+from tests.e2e.killing import kill_when_reached
 from tests.unit.loop_support import check_transcript, results, shape
 
-ROOT = Path(__file__).parents[2]
 LEASE_S = 60.0
 """More than the lease of a process that has died."""
 
@@ -50,22 +48,12 @@ class World:
 
     async def kill_at(self, point: str, input: str, later_s: float = 0.0) -> None:
         """Runs a turn in a process of its own, which is killed at `point`."""
-        child = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-m", "tests.e2e.durable_child"),
+        await kill_when_reached(
+            "tests.e2e.durable_child",
             *(self.server.compatible_url, self.place, str(self.lines_file), input, point, str(later_s)),
-            cwd=ROOT,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
+            point=point,
             env={**os.environ, "SLOW": "for ever", "LOUSHO_RUNTIME": "local"},
         )
-        assert child.stdout is not None
-        try:
-            said = await child.stdout.readline()
-        finally:
-            child.kill()
-            await child.communicate()
-        assert said == b"reached\n", f"the child never came to {point!r}: {said!r}"
 
     async def go_on(self, how: str) -> None:
         """Finishes the interrupted turn, by `resume()` or ahead of the next turn."""
