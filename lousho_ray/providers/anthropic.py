@@ -1,7 +1,7 @@
 """Anthropic's Messages API.
 
-The official client keeps credentials, headers, the URL and the connections; requests go through its raw `post` with a body encoded
-here, and replies are read here. Its typed `create` walks the whole history on every call.
+The official client keeps credentials, headers, the URL and the connections; a body encoded here is sent over them as it is
+(`direct_calls`), and replies are read here. The client's typed `create` walks the whole history on every call.
 """
 
 from __future__ import annotations
@@ -25,6 +25,10 @@ from lousho_ray.usage import ProviderUsage
 
 BASE_URL = "https://api.anthropic.com"
 
+_PATH = "/v1/messages"
+
+_CLIENT = ("anthropic", "anthropic[aiohttp]>=2.14,<3")
+
 CONTINUATIONS = 3
 """How often one call sends a `pause_turn` reply back to be continued."""
 
@@ -47,6 +51,7 @@ class AnthropicProvider(HTTPProvider):
     built_in_model = "claude-sonnet-4-5"
     key_variable = "ANTHROPIC_API_KEY"
     accepts_file_parts = True
+    client_package = _CLIENT
 
     def __init__(
         self, *, api_key: str | None = None, base_url: str | None = None, structured_outputs: bool = False, **options: Any
@@ -66,20 +71,24 @@ class AnthropicProvider(HTTPProvider):
         return self.structured_outputs and response_format.schema is not None and output_schema(response_format.schema) is not None
 
     def new_client(self) -> Any:
-        anthropic = import_client("anthropic", "anthropic[aiohttp]>=2.14,<3")
+        anthropic = import_client(*_CLIENT)
         # Headers that the client would take from this process's environment: what is sent was decided where this was made.
         ambient = [line.partition(":")[0].strip() for line in os.environ.get("ANTHROPIC_CUSTOM_HEADERS", "").split("\n")]
         base_url, query, credentials = split_url(self.base_url or BASE_URL)
         # Next to an `Authorization` the client leaves the key out by itself.
         named = {} if credentials is None else {"Authorization": credentials, "X-Api-Key": self.api_key}
-        return anthropic.AsyncAnthropic(
+        from lousho_ray.providers import direct_calls
+
+        pool = direct_calls.pool(anthropic, self._timeout())
+        client = anthropic.AsyncAnthropic(
             api_key=self.api_key,
             base_url=base_url,
             max_retries=0,
             default_query=query,
             default_headers={**{name: anthropic.Omit() for name in ambient if name}, **named, **self.headers},
-            http_client=anthropic.DefaultAioHttpClient(),
+            http_client=pool,
         )
+        return direct_calls.DirectCalls(anthropic, client, pool, {"timeout": self._timeout()})
 
     async def generate(self, options: GenerateOptions, /) -> GenerateResult:
         """One model turn, unstreamed.
@@ -142,7 +151,7 @@ class AnthropicProvider(HTTPProvider):
 
     async def get_models(self) -> list[str]:
         """The ids of the models this key may use."""
-        client = await self.client()
+        client = (await self.client()).client
         httpx2 = import_client("httpx2", "httpx2")
         query = {"params": {"limit": 1000}, "timeout": self._timeout()}
         try:
@@ -162,22 +171,17 @@ class AnthropicProvider(HTTPProvider):
         wire = WireOptions(files, self.structured_outputs, limit)
         return model, build_request(options, model, self.warn, wire)
 
-    async def _post(self, client: Any, request: MessagesRequest, *, stream: bool) -> Any:
-        httpx2 = import_client("httpx2", "httpx2")
-        body = request.encode(stream=stream)
-        self.log_body("request", body)
-        options = {"timeout": self._timeout()}
-        return await client.post("/v1/messages", cast_to=httpx2.Response, content=body, options=options, stream=stream)
-
     def _timeout(self) -> Any:
         """Only connecting is bounded by the client: a whole reply and the gaps of a stream are bounded by this class."""
         httpx2 = import_client("httpx2", "httpx2")
         return httpx2.Timeout(None, connect=None if self.connect_timeout_ms is None else self.connect_timeout_ms / 1000)
 
     async def _reply(self, request: MessagesRequest) -> Mapping[str, Any]:
-        client = await self.client()  # made before the clock starts: loading the package takes its time once
-        response = await self.within(self._post(client, request, stream=False), "reply")
-        text = response.content.decode("utf-8", "replace")
+        calls = await self.client()  # made before the clock starts: loading the package takes its time once
+        content = request.encode(stream=False)
+        self.log_body("request", content)
+        reply: bytes = await self.within(calls.exchange(_PATH, content), "reply")
+        text = reply.decode("utf-8", "replace")
         self.log_body("response", text)
         body = self._parse(text)
         if isinstance(body.get("content"), list):
@@ -196,10 +200,12 @@ class AnthropicProvider(HTTPProvider):
         raise MalformedReplyError("Anthropic sent what is no JSON object.", provider=self.name, body=text)
 
     async def _open(self, request: MessagesRequest) -> EventReader[ServerSentEvent]:
-        client = await self.client()
+        calls = await self.client()
+        content = request.encode(stream=True)
+        self.log_body("request", content)
         loop = asyncio.get_running_loop()
         deadline = None if self.timeout_ms is None else loop.time() + self.timeout_ms / 1000
-        response = await self.within(self._post(client, request, stream=True), "first event", deadline=deadline)
+        response = await self.within(calls.open(_PATH, content), "first event", deadline=deadline)
         whole = response.headers.get("content-type", "").startswith(("application/json", "text/html"))
         return EventReader(self, response, _WholeBody() if whole else SSEDecoder(), deadline)
 

@@ -88,18 +88,19 @@ class OpenAIClientProvider(HTTPProvider):
             headers["Authorization"] = f"Bearer {self.api_key}"
         elif credentials is not None:
             headers["Authorization"] = credentials
-        from lousho_ray.providers.openai_pool import Client, Pool
+        from lousho_ray.providers import direct_calls
 
-        return Client(
-            Pool(timeout=self._timeout()),
-            self._request_options(),
+        pool = direct_calls.pool(openai, self._timeout())
+        client = openai.AsyncOpenAI(
             api_key=self.api_key or "none",
             base_url=base_url,
             default_query=query,
             max_retries=0,
             timeout=self._timeout(),
             default_headers={**headers, **self.headers},
+            http_client=pool,
         )
+        return direct_calls.DirectCalls(openai, client, pool, self._request_options())
 
     def _request_options(self) -> dict[str, Any]:
         # Without `admin_api_key_auth` an administrator's key in the environment stays there.
@@ -136,12 +137,12 @@ class OpenAIClientProvider(HTTPProvider):
         model = self.model_for(options)
         self.check_hosted(options)
         call = self.call(options, model, stream=False)
-        client = await self.client()
+        calls = await self.client()
         self.log_body("request", call.body)
         body: Any = None
         try:
             url = _url(self.base_url or "", call.path)
-            reply: bytes = await self.within(client.exchange(url, call.body), "reply")
+            reply: bytes = await self.within(calls.exchange(url, call.body), "reply")
             self.log_body("reply", reply)
             body = _json(reply)
             result = call.result(body, options, self.name)
@@ -156,14 +157,14 @@ class OpenAIClientProvider(HTTPProvider):
         model = self.model_for(options)
         self.check_hosted(options)
         call = self.call(options, model, stream=True)
-        client = await self.client()
+        calls = await self.client()
         self.log_body("request", call.body)
         deadline = None if self.timeout_ms is None else asyncio.get_running_loop().time() + self.timeout_ms / 1000
         served_by = ServedBy(self.name, model)
         reader: StreamReader | None = None
         try:
             url = _url(self.base_url or "", call.path)
-            response = await self.within(client.open(url, call.body), "first event", deadline=deadline)
+            response = await self.within(calls.open(url, call.body), "first event", deadline=deadline)
             async with EventReader(self, response, SSEDecoder(), deadline) as events:
                 if _is_event_stream(response.headers):
                     reader = call.reader(options, self.name)
@@ -186,7 +187,7 @@ class OpenAIClientProvider(HTTPProvider):
 
     async def get_models(self) -> list[str]:
         """The ids of the models that the server lists."""
-        client = await self.client()
+        client = (await self.client()).client
         try:
             response = await self.within(client.get("/models", cast_to=_response_type(), options=self._request_options()), "reply")
             body = _json(response.content)

@@ -434,7 +434,7 @@ async def test_a_session_has_its_own_compaction() -> None:
 
 async def test_account_options_of_openai_and_the_wait_for_a_connection_reach_the_client() -> None:
     provider = OpenAIProvider(api_key="k", organization="org-1", project="proj-1", connect_timeout_ms=1500)
-    client = await provider.client()
+    client = (await provider.client()).client
     headers = client.default_headers
     assert (headers["OpenAI-Organization"], headers["OpenAI-Project"]) == ("org-1", "proj-1")
     assert client.timeout.connect == 1.5

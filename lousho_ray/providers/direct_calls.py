@@ -1,30 +1,27 @@
-"""The official OpenAI client and its connection pool, with what is the same at every call put together once.
+"""Calls of bytes over a vendor's official client, with what is the same at every call put together once.
 
 The client makes the head of a call (URL, headers, credentials, timeouts) when a URL is first called. From then on a call is its
 body, sent over the `aiohttp` session that the client's own pool uses. That takes a quarter of the CPU of the way through the client
-and its HTTP layer, which is still taken where it does more: through a proxy, after a redirect, and while calls are logged.
+and its HTTP layer, which is still taken where it does more: through a proxy, after a redirect, with credentials that it renews, and
+while calls are logged. The clients of OpenAI and Anthropic come from one generator and have the same inside.
 
-Import this module only where a client is made: it imports the client's package, which takes a second.
+Import this module only where a client is made: what it imports takes a second.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import logging
 import os
 import ssl
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, NoReturn
 
 import aiohttp
 import httpx2
-import openai
-from openai._models import FinalRequestOptions
-
-_LOGGERS = tuple((logging.getLogger(name), level) for name, level in (("httpx2", logging.INFO), ("openai", logging.DEBUG)))
-"""Who tells of each call, and from which level on."""
-
 
 _UNPACKED = ("gzip", "deflate", "identity")
 """Forms of a body that the session reads whatever else is installed. The client's own layer may offer more."""
@@ -72,43 +69,35 @@ class Reply:
         await self._response.wait_for_close()
 
 
-class Pool(openai.DefaultAioHttpClient):
-    """The client's own pool over `aiohttp`."""
+class DirectCalls:
+    """The `post` of a vendor's client with a body of bytes.
 
-    def __init__(self, **options: Any) -> None:
-        trusted = _trusted(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
-        super().__init__(verify=trusted, **options)
+    Args:
+        vendor: The package of the client: `openai` or `anthropic`.
+        client: The client, made with `pool` as its `http_client`.
+        pool: From `pool()`.
+        options: What each call's `options` are.
+    """
 
-    def session_for(self, url: httpx2.URL) -> aiohttp.ClientSession | None:
-        """The session that carries calls to a URL; `None` when they go through a proxy."""
-        transport: Any = self._transport_for_url(url)
-        if transport.proxy is not None:
-            return None
-        if transport.client is None:
-            transport.client = transport.get_client()
-        session: aiohttp.ClientSession = transport.client
-        return session
-
-
-class Client(openai.AsyncOpenAI):
-    """The official client. `exchange()` and `open()` are its `post` with a body of bytes; `call_options` are those of each call."""
-
-    def __init__(self, pool: Pool, call_options: Mapping[str, Any], **options: Any) -> None:
-        super().__init__(http_client=pool, **options)
+    def __init__(self, vendor: ModuleType, client: Any, pool: httpx2.AsyncClient, options: Mapping[str, Any]) -> None:
+        self._vendor: Any = vendor
+        self.client = client
         self._pool = pool
-        self._call_options: Any = dict(call_options)
+        self._options: Any = dict(options)
         self._heads: dict[str, Head | None] = {}
+        self._loggers = ((logging.getLogger("httpx2"), logging.INFO), (logging.getLogger(vendor.__name__), logging.DEBUG))
 
     async def exchange(self, url: str, content: bytes) -> bytes:
-        """Sends a body to a whole URL and gives the body of the answer.
+        """Sends a body to a URL, a whole one or a path below the client's own, and gives the body of the answer.
 
         Raises:
-            openai.OpenAIError: As `post`.
+            Exception: The client's own errors, as its `post`.
         """
         response = await self._send(url, content)
         if response is None:
-            answer = await self.post(url, content=content, cast_to=httpx2.Response, options=self._call_options)
-            return answer.content
+            answer = await self.client.post(url, content=content, cast_to=httpx2.Response, options=self._options)
+            body: bytes = answer.content
+            return body
         try:
             return await response.read()
         except (aiohttp.ClientError, OSError) as error:
@@ -119,16 +108,20 @@ class Client(openai.AsyncOpenAI):
         response = await self._send(url, content)
         if response is not None:
             return Reply(response)
-        streamed: Any = {"stream": True, "stream_cls": openai.AsyncStream[Any]}
-        answer: httpx2.Response = await self.post(
-            url, content=content, cast_to=httpx2.Response, options=self._call_options, **streamed
+        streamed = {"stream": True, "stream_cls": self._vendor.AsyncStream[Any]}
+        answer: httpx2.Response = await self.client.post(
+            url, content=content, cast_to=httpx2.Response, options=self._options, **streamed
         )
         return answer
+
+    async def aclose(self) -> None:
+        """Closes the client and its connections."""
+        await self.client.close()
 
     async def _send(self, url: str, content: bytes) -> aiohttp.ClientResponse | None:
         """A good answer that has begun; `None` when the client has to send this itself."""
         head = self._head(url)
-        if head is None or any(logger.isEnabledFor(level) for logger, level in _LOGGERS):
+        if head is None or any(logger.isEnabledFor(level) for logger, level in self._loggers):
             return None
         try:
             response = await head.session.request(
@@ -142,16 +135,20 @@ class Client(openai.AsyncOpenAI):
         except (aiohttp.ClientError, OSError) as error:
             self._fail(error, url)
         if response.status >= 400:
-            raise self._make_status_error_from_response(_answer(response, head, body))
+            raise self.client._make_status_error_from_response(_answer(response, head, body))
         self._heads[url] = None  # the client knows which redirects to follow
         return None
 
     def _head(self, url: str) -> Head | None:
         if url not in self._heads:
-            request = self._build_request(FinalRequestOptions.construct(method="post", url=url, content=b"", **self._call_options))
-            session = self._pool.session_for(request.url)
-            self._heads[url] = None if session is None else Head.of(request, session)
+            self._heads[url] = None if self.client.custom_auth is not None else self._new_head(url)
         return self._heads[url]
+
+    def _new_head(self, url: str) -> Head | None:
+        options = importlib.import_module(f"{self._vendor.__name__}._models").FinalRequestOptions
+        request = self.client._build_request(options.construct(method="post", url=url, content=b"", **self._options))
+        session = session_for(self._pool, request.url)
+        return None if session is None else Head.of(request, session)
 
     def _headers(self, head: Head) -> tuple[tuple[str, str], ...]:
         if not self._pool.cookies:
@@ -163,8 +160,26 @@ class Client(openai.AsyncOpenAI):
         head = self._heads[url]
         assert head is not None
         if isinstance(error, TimeoutError):
-            raise openai.APITimeoutError(request=head.request) from error
-        raise openai.APIConnectionError(request=head.request) from error
+            raise self._vendor.APITimeoutError(request=head.request) from error
+        raise self._vendor.APIConnectionError(request=head.request) from error
+
+
+def pool(vendor: Any, timeout: httpx2.Timeout) -> httpx2.AsyncClient:
+    """A vendor's own connection pool over `aiohttp`."""
+    trusted = _trusted(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
+    made: httpx2.AsyncClient = vendor.DefaultAioHttpClient(verify=trusted, timeout=timeout)
+    return made
+
+
+def session_for(pool: httpx2.AsyncClient, url: httpx2.URL) -> aiohttp.ClientSession | None:
+    """The session of a pool that carries calls to a URL; `None` when they go through a proxy."""
+    transport: Any = pool._transport_for_url(url)
+    if transport.proxy is not None:
+        return None
+    if transport.client is None:
+        transport.client = transport.get_client()
+    session: aiohttp.ClientSession = transport.client
+    return session
 
 
 def _answer(response: aiohttp.ClientResponse, head: Head, body: bytes = b"") -> httpx2.Response:
