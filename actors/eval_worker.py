@@ -20,8 +20,8 @@ from lousho_ray.evals.records import CaseRecord
 from lousho_ray.evals.runner import lost_record
 from lousho_ray.eventlog import EventLog
 from lousho_ray.ids import new_id
+from lousho_ray.limits.budget import Ledger
 from lousho_ray.limits.limiter import RateLimiter
-from lousho_ray.ports import Ledger
 
 POLL_S = 10.0
 """How long a poll stays open without news."""

@@ -22,8 +22,8 @@ from lousho_ray.cancellation import AbortReason, AbortSignal
 from lousho_ray.eventlog import EventLog
 from lousho_ray.events import Event
 from lousho_ray.ids import new_id
+from lousho_ray.limits.budget import Ledger
 from lousho_ray.loop.emitter import Emitter, Stamp
-from lousho_ray.ports import Ledger
 from lousho_ray.spans import SpanRecord, SpanSender, TraceExporter
 from lousho_ray.subagents import ChildOutcome, ChildRun, LocalSpawner, run_child
 

@@ -30,8 +30,8 @@ from lousho_ray.cancellation import Aborted, AbortReason, AbortSignal
 from lousho_ray.definition import AgentDefinition
 from lousho_ray.errors import LoushoError, message_of
 from lousho_ray.ids import new_id
+from lousho_ray.limits.budget import Ledger
 from lousho_ray.loop.emitter import Emitter
-from lousho_ray.ports import Ledger
 from lousho_ray.spans import SpanBook, SpanRecord
 from lousho_ray.subagents import ChildOutcome, ChildRun
 

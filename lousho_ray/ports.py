@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 from lousho_ray.cancellation import AbortSignal
 from lousho_ray.events import Event
 from lousho_ray.messages import Message, ReasoningBlock, ToolCall
-from lousho_ray.usage import ProviderUsage, Spend
+from lousho_ray.usage import ProviderUsage
 
 FinishReason: TypeAlias = Literal[
     "stop",
@@ -237,7 +237,7 @@ class LLMProvider(Protocol):
     async def generate(self, options: GenerateOptions, /) -> GenerateResult: ...
 
 
-# ------------------------------------------------------------------------------------------------------- limiters and ledgers
+# ----------------------------------------------------------------------------------------------------------------- limiters
 
 
 class Permit(Protocol):
@@ -254,26 +254,6 @@ class Limiter(Protocol):
 
     async def acquire(self, tokens: int) -> Permit:
         """Waits until the call may start. `tokens` is the call's estimate. Cancelling the wait books nothing."""
-        ...
-
-
-class Ledger(Protocol):
-    """Adds up what the runs of one tree spend. A run's total includes all of its descendants, finished or not."""
-
-    async def open(self, run_id: str, parent: str | None = None) -> None:
-        """Starts a run's account. Opening an open account again changes nothing."""
-        ...
-
-    async def report(self, run_id: str, call_id: str, spend: Spend) -> Mapping[str, Spend]:
-        """Books one finished model call and returns the totals of the run and of every run above it. A `call_id` counts once."""
-        ...
-
-    async def totals(self, run_id: str) -> Mapping[str, Spend]:
-        """The totals of the run and of every run above it."""
-        ...
-
-    async def close(self, run_id: str) -> None:
-        """Ends a run's account; what it spent stays in the accounts above it."""
         ...
 
 

@@ -14,10 +14,9 @@ from lousho_ray.definition import AgentDefinition
 from lousho_ray.durable import Sources, StoreParts
 from lousho_ray.errors import ConfigurationError
 from lousho_ray.ids import new_id
-from lousho_ray.limits.budget import LocalLedger
+from lousho_ray.limits.budget import Ledger, LocalLedger
 from lousho_ray.limits.limiter import RateLimiter
 from lousho_ray.local_link import LocalLink
-from lousho_ray.ports import Ledger
 from lousho_ray.session import SessionLink
 from lousho_ray.session_host import SessionHost
 from lousho_ray.stores.parts import Parts, has_parts

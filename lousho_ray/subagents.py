@@ -19,6 +19,7 @@ from lousho_ray.errors import ToolExecutionError
 from lousho_ray.events import SubagentInfo
 from lousho_ray.fingerprint import drift
 from lousho_ray.ids import new_id
+from lousho_ray.limits.budget import Ledger
 from lousho_ray.loop.budget import LeadBudget
 from lousho_ray.loop.checkpoint import freeze, thaw
 from lousho_ray.loop.emitter import Emitter
@@ -30,7 +31,7 @@ from lousho_ray.loop.run import run
 from lousho_ray.loop.state import Ask, CallPaused, Decision, RunDeps, RunState
 from lousho_ray.messages import Message, user
 from lousho_ray.permissions import ModeCell, Permissions, mode_of_child
-from lousho_ray.ports import Ledger, Limiter, ToolContext
+from lousho_ray.ports import Limiter, ToolContext
 from lousho_ray.spans import TraceContext
 from lousho_ray.tools.registry import AnyTool
 from lousho_ray.tools.results import encode_result

@@ -20,8 +20,8 @@ from lousho_ray.evals.judges import ALLOW_VARIABLE
 from lousho_ray.evals.loading import PlannedCase, load_file
 from lousho_ray.evals.records import CaseRecord
 from lousho_ray.evals.runner import CaseSettings, LocalExecutor, fewer_collections
+from lousho_ray.limits.budget import Ledger
 from lousho_ray.limits.limiter import RateLimiter
-from lousho_ray.ports import Ledger
 
 
 @dataclass(frozen=True, slots=True)

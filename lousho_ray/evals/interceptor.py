@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from lousho_ray.errors import AgentExecutionError, BudgetExceededError, CassetteError
 from lousho_ray.evals.outages import outage_of
 from lousho_ray.ids import new_id
+from lousho_ray.limits.budget import Ledger
 from lousho_ray.loop.result import ToolCallRecord
 from lousho_ray.messages import ToolCall, assistant
 from lousho_ray.ports import (
@@ -22,7 +23,6 @@ from lousho_ray.ports import (
     FinishChunk,
     GenerateOptions,
     GenerateResult,
-    Ledger,
     Limiter,
     LLMProvider,
     ServedBy,

@@ -20,7 +20,6 @@ from typing import Protocol
 from lousho_ray.clock import SYSTEM_CLOCK, Clock
 from lousho_ray.errors import AgentExecutionError
 from lousho_ray.limits.checks import Breach, Cap
-from lousho_ray.ports import Ledger
 from lousho_ray.usage import ZERO, Spend
 
 ABANDONED_AFTER_S = 24 * 3600.0
@@ -69,8 +68,17 @@ class Refusal:
     for_now: bool
 
 
-class ReservingLedger(Ledger, Protocol):
-    """A ledger that sets estimates aside and can be told of a call in passing. Both of this package do."""
+class Ledger(Protocol):
+    """Adds up what the runs of one tree spend, and sets estimates aside. A run's total includes all of its descendants, finished or
+    not. A port: `LocalLedger` in one process, `RemoteLedger` over the budget actor."""
+
+    async def open(self, run_id: str, parent: str | None = None) -> None:
+        """Starts a run's account. Opening an open account again changes nothing."""
+        ...
+
+    async def report(self, run_id: str, call_id: str, spend: Spend) -> Mapping[str, Spend]:
+        """Books one finished model call and returns the totals of the run and of every run above it. A `call_id` counts once."""
+        ...
 
     async def note(self, run_id: str, call_id: str, spend: Spend) -> None:
         """A `report` whose answer nobody looks at. It is booked soon, and before anything that is asked for the run later."""
@@ -83,6 +91,14 @@ class ReservingLedger(Ledger, Protocol):
 
     async def release(self, run_id: str, call_id: str) -> None:
         """Gives back what was set aside for a call that spent nothing. Does nothing when there is nothing."""
+        ...
+
+    async def totals(self, run_id: str) -> Mapping[str, Spend]:
+        """The totals of the run and of every run above it."""
+        ...
+
+    async def close(self, run_id: str) -> None:
+        """Ends a run's account; what it spent stays in the accounts above it."""
         ...
 
 

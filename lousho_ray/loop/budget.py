@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Literal, cast
+from typing import Literal
 
 from lousho_ray.cancellation import AbortReason, AbortSignal
 from lousho_ray.clock import SYSTEM_CLOCK, Clock
 from lousho_ray.errors import AgentExecutionError
-from lousho_ray.limits.budget import Refusal, ReservingLedger
+from lousho_ray.limits.budget import Ledger, Refusal
 from lousho_ray.limits.checks import Breach, Cap, Moment, check_limits, check_shared_limits, duration_breach
 from lousho_ray.limits.session_spend import SessionSpend
 from lousho_ray.loop.result import BudgetBreach
 from lousho_ray.options import Limits
-from lousho_ray.ports import Ledger
 from lousho_ray.usage import Spend
 
 NOTHING = Spend()
@@ -184,7 +183,7 @@ class Budget:
     async def note(self, call_id: str, call: Spend) -> None:
         """Books a call when nobody looks at the totals: they are asked for before the next one."""
         if self.ledger is not None:
-            await cast("ReservingLedger", self.ledger).note(self.run_id, call_id, call)
+            await self.ledger.note(self.run_id, call_id, call)
 
     @property
     def reserves(self) -> bool:
@@ -211,11 +210,11 @@ class Budget:
     async def release(self, call_id: str) -> None:
         """Gives back what was set aside for a call that ended without a report."""
         if self.ledger is not None and self._caps():
-            await cast("ReservingLedger", self.ledger).release(self.run_id, call_id)
+            await self.ledger.release(self.run_id, call_id)
 
     async def _reserve(self, call_id: str, estimate: Spend, spent: Spend, caps: Sequence[Cap]) -> Refusal | None:
         if self.ledger is not None:
-            return await cast("ReservingLedger", self.ledger).reserve(self.run_id, call_id, estimate, caps)
+            return await self.ledger.reserve(self.run_id, call_id, estimate, caps)
         for index, cap in enumerate(caps):
             if (breach := cap.passed_by(spent + estimate)) is not None:
                 return Refusal(index, breach, for_now=False)

@@ -16,6 +16,7 @@ from lousho_ray.context.memoize import MemoizeHook
 from lousho_ray.definition import AgentDefinition
 from lousho_ray.errors import ConfigurationError, message_of
 from lousho_ray.hosted_tools import HostedTool, unsupported_hosted_tool
+from lousho_ray.limits.budget import Ledger
 from lousho_ray.loop.budget import NOTHING, Budget, LeadBudget, SessionBudget
 from lousho_ray.loop.emitter import Emitter
 from lousho_ray.loop.hooks import HookChain
@@ -27,7 +28,7 @@ from lousho_ray.messages import Message, system
 from lousho_ray.option_checks import UNSET
 from lousho_ray.options import ModelSettings, merge_settings
 from lousho_ray.permissions import PLAN_BLOCK, ModeCell, Permissions
-from lousho_ray.ports import GenerateOptions, GenerateResult, Ledger, Limiter, LLMProvider, Reasoning
+from lousho_ray.ports import GenerateOptions, GenerateResult, Limiter, LLMProvider, Reasoning
 from lousho_ray.providers.interception import intercepted, replays
 from lousho_ray.providers.limited import with_rate_limit
 from lousho_ray.providers.wrapper import can_stream, enforces

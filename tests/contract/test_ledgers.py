@@ -7,16 +7,14 @@ import pickle
 import random
 import threading
 from decimal import Decimal
-from typing import cast
 
 import pytest
 
 from lousho_ray.actors.budget import BudgetActor
 from lousho_ray.actors.budget_client import RemoteLedger
 from lousho_ray.errors import AgentExecutionError
-from lousho_ray.limits.budget import LocalLedger, ReservingLedger
+from lousho_ray.limits.budget import Ledger, LocalLedger
 from lousho_ray.limits.checks import Cap
-from lousho_ray.ports import Ledger
 from lousho_ray.usage import Spend
 from tests.contract.in_process import InProcessHandle
 
@@ -98,18 +96,17 @@ async def test_an_unknown_run_is_an_error_and_hurts_no_other(ledger: Ledger) -> 
 
 async def test_of_many_reservations_at_once_as_many_are_made_as_fit(ledger: Ledger) -> None:
     # BUD-21, BUD-32
-    reserving = cast("ReservingLedger", ledger)
     await ledger.open("lead")
     await asyncio.gather(*[ledger.open(f"child-{n}", "lead") for n in range(20)])
     caps = [Cap("lead", max_tokens=50)]
-    made = await asyncio.gather(*[reserving.reserve(f"child-{n}", "1", Spend(9), caps) for n in range(20)])
+    made = await asyncio.gather(*[ledger.reserve(f"child-{n}", "1", Spend(9), caps) for n in range(20)])
     fitting = [n for n, refusal in enumerate(made) if refusal is None]
     assert len(fitting) == 5
     assert all(refusal.for_now and refusal.breach.value == 54 for refusal in made if refusal is not None)
-    await reserving.release(f"child-{fitting[0]}", "1")
+    await ledger.release(f"child-{fitting[0]}", "1")
     await ledger.report(f"child-{fitting[1]}", "1", Spend(3))
-    assert await reserving.reserve("lead", "1", Spend(20), caps) is None
-    last = await reserving.reserve("lead", "2", Spend(1), caps)
+    assert await ledger.reserve("lead", "1", Spend(20), caps) is None
+    last = await ledger.reserve("lead", "2", Spend(1), caps)
     assert last is not None
     assert last.breach.value == 3 + 27 + 20 + 1
 
@@ -226,11 +223,10 @@ async def test_an_accountant_that_is_gone_is_an_error_also_for_what_nobody_waite
 
 
 async def test_what_nobody_waits_for_goes_with_the_next_ask_or_soon(ledger: Ledger) -> None:
-    reserving = cast("ReservingLedger", ledger)
     await ledger.open("run")
-    await reserving.note("run", "1", Spend(1))
+    await ledger.note("run", "1", Spend(1))
     assert (await ledger.report("run", "2", Spend(2)))["run"].input_tokens == 3
-    await reserving.note("run", "3", Spend(4))
+    await ledger.note("run", "3", Spend(4))
     await ledger.open("child", "run")
     assert (await ledger.totals("run"))["run"].input_tokens == 7
     assert await ledger.totals("child") == {"child": Spend(), "run": Spend(7)}

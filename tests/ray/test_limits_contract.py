@@ -11,9 +11,9 @@ import pytest
 import ray
 
 from lousho_ray.actors import budget, budget_client, limiter
+from lousho_ray.limits.budget import Ledger
 from lousho_ray.limits.limiter import RateLimiter, create_rate_limiter
 from lousho_ray.options import RateLimits
-from lousho_ray.ports import Ledger
 from tests.contract.test_ledgers import (
     test_a_repeated_report_counts_once,
     test_a_report_nobody_waits_for_counts,
