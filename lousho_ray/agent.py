@@ -82,8 +82,6 @@ class Agent(Generic[T]):
         self._definition = definition
         self._options = options
         self._runtime_name: RuntimeName = runtime
-        self._own_approvals: ApprovalStore = InMemoryApprovalStore()
-        self._approvals: Approvals[T] = Approvals(self._approval_store, self._place_of)
 
     @property
     def name(self) -> str:
@@ -93,10 +91,15 @@ class Agent(Generic[T]):
     def description(self) -> str | None:
         return self._definition.description
 
-    @property
+    @functools.cached_property
     def approvals(self) -> Approvals[T]:
         """The calls of this agent that wait for a person."""
-        return self._approvals
+        return Approvals(self._approval_store, self._place_of)
+
+    @functools.cached_property
+    def _own_approvals(self) -> ApprovalStore:
+        """Made when it is needed, like `approvals`: most agents never pause, and evals make an agent for each case."""
+        return InMemoryApprovalStore()
 
     @property
     def options(self) -> Mapping[str, Any]:
@@ -172,7 +175,7 @@ class Agent(Generic[T]):
         link = self.runtime().session(definition, session_id, sources, self._own_approvals)
         link.mode = check_mode(options["permission_mode"]) if options.get("permission_mode") is not None else None
         listeners = functools.partial(_session_listeners().of, sources.sessions)
-        return Session(definition, session_id, policy, link, self._approvals, listeners)
+        return Session(definition, session_id, policy, link, self.approvals, listeners)
 
     async def resume(self, id: str, *, business_state: Any = UNSET) -> ExecutionResult[T] | None:
         """Finishes the unfinished run of `send(..., session_id=id)`, else the interrupted turn of session `id`.
@@ -350,7 +353,7 @@ class Agent(Generic[T]):
         """A plain or durable run is over."""
         result = None if task.cancelled() or task.exception() is not None else task.result()
         if result is not None and result.approval_id is not None:
-            self._approvals.made(str(result.approval_id), self._observed(self._here() if link is None else link))
+            self.approvals.made(str(result.approval_id), self._observed(self._here() if link is None else link))
         tell_end(self._definition.on_run_end, run_id, task)
 
     def __repr__(self) -> str:

@@ -17,7 +17,7 @@ from lousho_ray.evals.cases import Case
 from lousho_ray.evals.checks import number_of, shown
 from lousho_ray.evals.context import AgentConversation, Assertion, Conversation, EvalContext, agent_of
 from lousho_ray.evals.definition import EvalDefinition, takes_case
-from lousho_ray.evals.interceptor import CaseCalls
+from lousho_ray.evals.interceptor import CaseCalls, CaseSeam
 from lousho_ray.evals.outages import UNREACHED
 from lousho_ray.evals.records import CaseRecord, Status
 from lousho_ray.limits.limiter import RateLimiter
@@ -30,7 +30,7 @@ GRACE_S = 10.0
 """How long a cancelled case may take to end."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CaseRun:
     """One case to run. `file` is relative to the project; `calls` is what stands between it and its models."""
 
@@ -107,13 +107,13 @@ class _Body:
 
     def __init__(self, run: CaseRun) -> None:
         self._run = run
-        self._agent: Agent[Any] | None = None
-        self.context = EvalContext(run.definition, run.case.value, self._open)
+        self._opening = _Opening(run)
+        self.context = EvalContext(run.definition, run.case.value, self._opening.open)
         self.context.calls_seen = run.calls.tool_calls
 
     async def run(self) -> BaseException | None:
         """What the test raised. The seam is installed here: it ends with this task's context."""
-        set_provider_interceptor(self._run.calls.intercept)
+        set_provider_interceptor(CaseSeam(self._run.calls))
         try:
             if self._run.definition.classic is not None:
                 await self._score()
@@ -126,8 +126,8 @@ class _Body:
         except BaseException as error:  # SystemExit and KeyboardInterrupt of a task would end the whole event loop
             return error
         finally:
-            if self._agent is not None and self._run.agents is not None:
-                await self._run.agents.leave(self._agent)
+            if self._opening.agent is not None and self._run.agents is not None:
+                await self._run.agents.leave(self._opening.agent)
         return None
 
     async def _test(self) -> None:
@@ -150,7 +150,15 @@ class _Body:
         said = f"the scorer returned {shown(value)}, not a number" if score is None else f"{score:g} is below {classic.threshold:g}"
         self.context.assertions.append(Assertion("score", "gate", passed, score, classic.threshold, "" if passed else said))
 
-    async def _open(self) -> Conversation:
+
+class _Opening:
+    """Opens the conversation of a case. `agent` is one that the eval's function made for this case alone."""
+
+    def __init__(self, run: CaseRun) -> None:
+        self._run = run
+        self.agent: Agent[Any] | None = None
+
+    async def open(self) -> Conversation:
         run = self._run
         target = run.target or run.definition.target
         if target is not None:
@@ -164,7 +172,7 @@ class _Body:
             return conversation
         agent = await agent_of(run.definition.agent, run.case.value)
         if not isinstance(run.definition.agent, Agent):
-            self._agent = agent
+            self.agent = agent
         if run.agents is not None:
             run.agents.enter(agent)
         if run.share is not None:

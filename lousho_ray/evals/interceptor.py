@@ -99,19 +99,6 @@ class CaseCalls:
         self._budget = budget
         self._on_halt = on_halt
         self.cassettes = cassettes
-        self._wrappers: dict[int, CaseProvider] = {}
-
-    def intercept(self, provider: LLMProvider) -> LLMProvider:
-        """The wrapper of a provider: always the same; a wrapper of this case stays as it is."""
-        layer: Any = provider
-        while layer is not None:
-            if isinstance(layer, CaseProvider) and layer.calls is self:
-                return provider
-            layer = layer.__dict__.get("inner") if hasattr(layer, "__dict__") else None
-        wrapper = self._wrappers.get(id(provider))
-        if wrapper is None:
-            wrapper = self._wrappers[id(provider)] = CaseProvider(provider, self)
-        return wrapper
 
     def route(self, provider: LLMProvider) -> LLMProvider:
         """Whom a wrapped provider really calls."""
@@ -166,6 +153,27 @@ class CaseCalls:
             self._on_halt(self.outage)
         elif (reason := outage_of(error)) is not None:
             self.outage = reason
+
+
+class CaseSeam:
+    """The interceptor of one case. It knows the wrappers, and they the calls: nothing of a case that has ended is in a cycle."""
+
+    def __init__(self, calls: CaseCalls) -> None:
+        self._calls = calls
+        self._wrappers: dict[int, CaseProvider] = {}
+
+    def __call__(self, provider: LLMProvider) -> LLMProvider:
+        """The wrapper of a provider: always the same; a wrapper of this case stays as it is."""
+        wrapper = self._wrappers.get(id(provider))
+        if wrapper is not None:
+            return wrapper
+        layer: Any = provider
+        while layer is not None:
+            if isinstance(layer, CaseProvider) and layer.calls is self._calls:
+                return provider
+            layer = layer.__dict__.get("inner") if hasattr(layer, "__dict__") else None
+        wrapper = self._wrappers[id(provider)] = CaseProvider(provider, self._calls)
+        return wrapper
 
 
 @dataclass(slots=True)

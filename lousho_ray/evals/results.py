@@ -25,11 +25,12 @@ from lousho_ray.usage import Spend
 RESULTS_VARIABLE = "LOUSHO_EVAL_RESULTS"
 FLUSH_S = 1.0
 VERSION = 1
+_LINES = json.JSONEncoder(ensure_ascii=False, default=str, separators=(",", ":"))
 
 
 @dataclass(slots=True)
 class Results:
-    """What a results file holds."""
+    """What a results file holds, and the cases that have ended since it was read. `spent` is what those in the file cost."""
 
     suite: Mapping[str, Any] = field(default_factory=dict)
     records: dict[str, CaseRecord] = field(default_factory=dict)
@@ -41,10 +42,14 @@ class Results:
         wanted = set(keys)
         return {key: record for key, record in self.records.items() if key in wanted and record.status != "outage"}
 
-    def take(self, record: CaseRecord) -> None:
-        """Takes a line: the newest of a case counts, but what finished is never undone by an outage."""
+    def read(self, record: CaseRecord) -> None:
+        """Takes a line of the file, and what it cost."""
         if record.usage:
             self.spent += _spend(record.usage)
+        self.take(record)
+
+    def take(self, record: CaseRecord) -> None:
+        """Takes how a case ended: the newest record counts, but what finished is never undone by an outage."""
         known = self.records.get(record.key)
         if known is None or known.status == "outage" or record.status != "outage":
             self.records[record.key] = record
@@ -75,7 +80,7 @@ def read_results(path: Path) -> Results:
                 elif kind == "end":
                     results.ended = True
                 elif kind == "case":
-                    results.take(CaseRecord.from_dict(data))
+                    results.read(CaseRecord.from_dict(data))
             except (ValueError, KeyError, TypeError):
                 continue
     return results
@@ -115,7 +120,7 @@ class ResultsWriter:
     def write(self, data: Mapping[str, Any]) -> None:
         """Appends one line."""
         assert self._file is not None
-        line = json.dumps(data, ensure_ascii=False, default=str, separators=(",", ":")).encode("utf-8", "backslashreplace") + b"\n"
+        line = _LINES.encode(data).encode("utf-8", "backslashreplace") + b"\n"
         written = self._file.write(line)
         while written is not None and written < len(line):
             line = line[written:]

@@ -27,7 +27,7 @@ ROUNDS_APART = 5
 """Rounds of the event loop between the starts of two cases: cases take about that many until their first request is out. Cases that
 start at once would go on in step, all of them at work and then all of them waiting."""
 
-COLLECT_AFTER = 20_000
+COLLECT_AFTER = 50_000
 """How many new objects Python waits for, while cases run, before it looks for garbage among them."""
 
 

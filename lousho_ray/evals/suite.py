@@ -116,6 +116,7 @@ class Suite:
         """
         options = self.options
         async with AsyncExitStack() as stack:
+            stack.enter_context(fewer_collections())
             if options.cassettes is not None:
                 self._cassettes = stack.enter_context(SuiteCassettes(options.cassettes, options.drift, options.argv))
             files = find_files(options.patterns, options.root, judge=options.judge)
@@ -129,19 +130,22 @@ class Suite:
             if fresh:
                 results = Results()
             await self._run(plan, results, writer, fresh=fresh)
+            summary = self._summary(plan, results)
+        return Outcome(summary, path, self._stopped)
+
+    def _summary(self, plan: Plan, results: Results) -> Summary:
         keys = {case.key for case in plan.cases}
         records = [record for key, record in results.records.items() if key in keys]
         runner = self.runner
-        summary = summarize(
+        return summarize(
             records,
             plan.thresholds,
             not_run=len(keys) - len(records),
             skipped=plan.skipped,
-            strict=options.strict,
+            strict=self.options.strict,
             halted=None if runner is None else runner.halted,
             load_errors=plan.load_errors,
         )
-        return Outcome(summary, path, self._stopped)
 
     async def _run(self, plan: Plan, results: Results, writer: ResultsWriter, *, fresh: bool) -> None:
         done = results.finished(case.key for case in plan.cases)
@@ -177,9 +181,8 @@ class Suite:
         steering = await self._steering(runner, executor, writer.path)
         task = asyncio.create_task(steering.run())
         try:
-            with fewer_collections():
-                async with display:
-                    await runner.run()
+            async with display:
+                await runner.run()
         finally:
             task.cancel()
             await asyncio.wait({task})

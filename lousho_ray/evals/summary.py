@@ -10,6 +10,9 @@ from typing import Any
 from lousho_ray.evals.records import CaseRecord
 from lousho_ray.evals.stats import Mean, Rate, mean_of, pass_rate, percentile
 
+MOST_DIGITS = 18
+_DIGITS = re.compile(f"([0-9]{{1,{MOST_DIGITS}}})")
+
 
 @dataclass(frozen=True, slots=True)
 class EvalSummary:
@@ -121,7 +124,9 @@ def summarize(
 
 def _natural(name: str) -> tuple[list[str | int], str]:
     """Sorts `case 2` before `case 10`."""
-    parts = re.split("([0-9]{1,18})", name)
+    if len(name) <= MOST_DIGITS and name.isascii() and name.isdigit():
+        return ["", int(name), ""], name  # what follows, at a fifth of its time
+    parts = _DIGITS.split(name)
     return [int(part) if index % 2 else part for index, part in enumerate(parts)], name
 
 

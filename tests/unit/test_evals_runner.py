@@ -313,3 +313,27 @@ async def test_while_cases_run_python_looks_for_garbage_less_often(tmp_path: Pat
     """
     assert (await run_body(tmp_path, body)).exit_code == 0
     assert gc.get_threshold() == before
+
+
+async def test_a_case_that_has_ended_leaves_no_garbage_behind(tmp_path: Path) -> None:
+    body = """
+    agent = create_agent(provider=mock_model(["Hi"] * 500))
+
+    async def test(t, case):
+        await t.send("Hello")
+        t.check("reply", t.reply, equals("Hi"))
+
+    define_eval(name="e", agent=agent, test=test, cases=[{"label": str(number)} for number in range(%d)])
+    """
+    await run_body(tmp_path / "warm", body % 5, concurrency=4)
+    found: list[int] = []
+    for count in (50, 250):
+        gc.collect()
+        gc.disable()
+        try:
+            outcome = await run_body(tmp_path / str(count), body % count, concurrency=4)
+            found.append(gc.collect())
+        finally:
+            gc.enable()
+        assert outcome.summary.totals()["passed"] == count
+    assert found[1] - found[0] < 200, f"200 cases more left {found[1] - found[0]} objects more in reference cycles"
