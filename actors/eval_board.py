@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 
 from lousho_ray.actors.cluster import NAMESPACE, ask, live, own_place
-from lousho_ray.evals.control import SILENT_AFTER_S, Command, Status
+
+if TYPE_CHECKING:  # the actor's process needs nothing of evals: importing them takes as much CPU as some thousand cases
+    from lousho_ray.evals.control import Command, Status
 
 PREFIX = "lousho-eval-suite-"
 _WHAT = "The board of the suite"
@@ -19,7 +21,8 @@ _WHAT = "The board of the suite"
 class EvalBoardActor:
     """Holds a status, and commands that have not been taken."""
 
-    def __init__(self) -> None:
+    def __init__(self, silent_after_s: float) -> None:
+        self._silent_after_s = silent_after_s
         self._status: Status = {}
         self._commands: list[Command] = []
         self._at = 0.0
@@ -30,7 +33,7 @@ class EvalBoardActor:
         return commands
 
     def status(self) -> Status:
-        silent = time.monotonic() - self._at > SILENT_AFTER_S
+        silent = time.monotonic() - self._at > self._silent_after_s
         return {**self._status, "state": "silent"} if silent else self._status
 
     def send(self, command: Command) -> None:
@@ -41,8 +44,10 @@ class ActorBoard:
     """The suite's side of the actor."""
 
     def __init__(self, suite_id: str) -> None:
+        from lousho_ray.evals.control import SILENT_AFTER_S
+
         options = {"name": PREFIX + suite_id, "namespace": NAMESPACE, "num_cpus": 0, **own_place().preferred}
-        self._handle: Any = ray.remote(EvalBoardActor).options(**options).remote()
+        self._handle: Any = ray.remote(EvalBoardActor).options(**options).remote(SILENT_AFTER_S)
 
     async def exchange(self, status: Status) -> Sequence[Command]:
         commands: Sequence[Command] = await ask(live(self._handle).exchange.remote(status), _WHAT)

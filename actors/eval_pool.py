@@ -7,6 +7,7 @@ anew, and gets further cases. One that is frozen is ended like one that died; on
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -14,18 +15,31 @@ from typing import Any
 import ray
 
 from lousho_ray.actors.cluster import ActorLostError, ask, live
-from lousho_ray.actors.eval_worker import POLL_S, EvalReport
+from lousho_ray.actors.eval_worker import POLL_S, Report, Reports
+from lousho_ray.actors.event_parcel import unpacked
 from lousho_ray.actors.liveness import ask_busy
-from lousho_ray.errors import AgentExecutionError, ConfigurationError
+from lousho_ray.errors import AgentExecutionError, ConfigurationError, message_of
+from lousho_ray.evals.case_run import STOPPED, Interrupted
 from lousho_ray.evals.hosting import ShippedCase
 from lousho_ray.evals.loading import PlannedCase
-from lousho_ray.evals.records import CaseRecord
+from lousho_ray.evals.records import Ended
+from lousho_ray.evals.tracing import exporter_here
 from lousho_ray.limits.limiter import RateLimiter
+from lousho_ray.spans import SpanBook, SpanRecord, TraceExporter
 
 START_TIMEOUT_S = 120.0
 POLL_TIMEOUT_S = POLL_S * 3
 REVIVE_AGAIN_S = 1.0
 CLOSE_TIMEOUT_S = 10.0
+
+GATHERING_SHARE = 0.05
+MOST_GATHERING_S = 0.05
+"""How long records and cases wait for others to go with them: so much of the time that a case takes, and at most so long. A call
+costs the driver as much as five cases, and all workers have one driver."""
+
+AVERAGED_CASES = 20
+"""Of how many cases, about, that time is the mean."""
+
 _WHAT = "The worker of this eval case"
 
 
@@ -51,9 +65,13 @@ class RayExecutor:
             worker.start()
         await self._a_worker()
 
-    async def run(self, planned: PlannedCase) -> CaseRecord:
-        worker = await self._a_worker()
-        return await worker.run(ShippedCase.of(planned))
+    async def run(self, planned: PlannedCase) -> Ended:
+        shipped, exporter = ShippedCase.of(planned, _pickled), exporter_here(planned.definition)
+        while True:
+            worker = await self._a_worker()
+            ended = await worker.run(shipped, exporter)
+            if ended is not None:
+                return ended
 
     async def use_limiter(self, limiter: RateLimiter | None) -> None:
         """Puts another limiter in place, for the calls of cases that start from now on."""
@@ -86,7 +104,10 @@ class RayExecutor:
 
 
 class EvalWorkerClient:
-    """The conversation with one worker: batches out, records in, one poll open."""
+    """The conversation with one worker: a call that stays open until there are records, and brings the next cases.
+
+    What comes while it is open is handed over by a call of its own: at the start, and when more are to run at once.
+    """
 
     def __init__(self, handle: Any, on_halt: Callable[[str], object], changed: asyncio.Event) -> None:
         self.ready = False
@@ -94,8 +115,12 @@ class EvalWorkerClient:
         self._handle = handle
         self._on_halt = on_halt
         self._changed = changed
-        self._cases: dict[str, asyncio.Future[CaseRecord]] = {}
-        self._unsent: list[ShippedCase] = []
+        self._life = ""
+        self._case_s = 0.0
+        self._cases: dict[str, _Case] = {}
+        self._unsent: dict[str, ShippedCase] = {}
+        self._stopped: list[str] = []
+        self._open = False
         self._sending: asyncio.Task[None] | None = None
         self._life_task: asyncio.Task[None] | None = None
 
@@ -106,25 +131,24 @@ class EvalWorkerClient:
     def start(self) -> None:
         self._life_task = asyncio.create_task(self._live())
 
-    async def run(self, shipped: ShippedCase) -> CaseRecord:
-        """Runs a case on this worker.
+    async def run(self, shipped: ShippedCase, exporter: TraceExporter | None) -> Ended | None:
+        """Runs a case on this worker; `None` when the worker was lost before the case was sent to it.
 
         Raises:
             ActorLostError: The worker was lost; what the case had done by then is unknown.
+            Interrupted: It was cancelled before the case was sent.
         """
-        outcome = self._cases[shipped.key] = asyncio.get_running_loop().create_future()
-        self._unsent.append(shipped)
-        if self._sending is None:
+        case = self._cases[shipped.key] = _Case(exporter)
+        self._unsent[shipped.key] = shipped
+        if self._open and self._sending is None:
             self._sending = asyncio.create_task(self._send())
         try:
-            return await asyncio.shield(outcome)
+            return await case.outcome
         except asyncio.CancelledError:
-            if outcome.done():
-                raise
-            with suppress(ActorLostError):
-                live(self._handle).stop.remote([shipped.key])
-            record: CaseRecord = await outcome
-            return record
+            if case.outcome.cancelled():
+                case.outcome = asyncio.get_running_loop().create_future()
+                self._stop(shipped.key)
+            return await case.outcome
         finally:
             self._cases.pop(shipped.key, None)
 
@@ -142,19 +166,44 @@ class EvalWorkerClient:
                 self._lose(error)
         ray.kill(self._handle)
 
+    def _stop(self, key: str) -> None:
+        if self._unsent.pop(key, None) is not None:
+            self._end([key], Interrupted(STOPPED))
+            return
+        self._stopped.append(key)
+        if len(self._stopped) == 1:
+            asyncio.get_running_loop().call_soon(self._tell_to_stop)
+
+    def _tell_to_stop(self) -> None:
+        """Sent without waiting for the answer; those of a worker that is gone have stopped already."""
+        keys, self._stopped = self._stopped, []
+        with suppress(ActorLostError):
+            live(self._handle).stop.remote(keys)
+
+    def _batch(self) -> tuple[list[str], bytes | None]:
+        """The cases to hand over now: their keys, and they themselves as they travel."""
+        cases, self._unsent = self._unsent, {}
+        return list(cases), pickle.dumps(list(cases.values())) if cases else None
+
+    def _gathering_s(self) -> float:
+        return min(MOST_GATHERING_S, GATHERING_SHARE * self._case_s)
+
     async def _send(self) -> None:
-        """Hands over what has gathered: one batch is under way at a time, and while it is the next one gathers."""
-        await asyncio.sleep(0)
-        while self._unsent:
-            batch, self._unsent = self._unsent, []
-            try:
-                await ask(live(self._handle).submit.remote(batch), _WHAT, timeout_s=START_TIMEOUT_S)
-            except Exception as error:
-                self._end([shipped.key for shipped in batch], error)
-        self._sending = None
+        """Hands over what has come while the other call is open."""
+        try:
+            await asyncio.sleep(self._gathering_s())
+            while self._open and self._unsent:
+                keys, cases = self._batch()
+                try:
+                    life = await ask(live(self._handle).submit.remote(self._life, cases), _WHAT, timeout_s=START_TIMEOUT_S)
+                    self._check(life)
+                except Exception as error:
+                    self._end(keys, error)
+        finally:
+            self._sending = None
 
     async def _live(self) -> None:
-        """Waits until the worker is ready, then reads its log, from one life to the next."""
+        """Waits until the worker is ready, then talks to it, from one life to the next."""
         while True:
             try:
                 life = await ask_busy(self._handle, live(self._handle).ready.remote(), _WHAT, timeout_s=START_TIMEOUT_S)
@@ -165,37 +214,85 @@ class EvalWorkerClient:
             except Exception:
                 await asyncio.sleep(REVIVE_AGAIN_S)
                 continue
-            self.ready = True
+            self.ready, self._life = True, life
             self._changed.set()
             try:
-                await self._read(life)
+                await self._talk()
             except Exception as error:
                 self._lose(error)
 
-    async def _read(self, life: str) -> None:
+    async def _talk(self) -> None:
         cursor = 0
         while True:
-            poll = live(self._handle).poll
-            now, reports, cursor = await ask_busy(self._handle, poll.remote(cursor), _WHAT, timeout_s=POLL_TIMEOUT_S)
-            if now != life:
-                raise ActorLostError(f"{_WHAT} was lost: its process was started again.")
-            for report in reports:
+            _, cases = self._batch()
+            self._open = True
+            try:
+                exchange = live(self._handle).exchange
+                reports: Reports = await ask_busy(
+                    self._handle, exchange.remote(self._life, cases, cursor), _WHAT, timeout_s=POLL_TIMEOUT_S
+                )
+            finally:
+                self._open = False
+            self._check(reports.life)
+            cursor = reports.cursor
+            for report in unpacked(reports.parcel):
                 self._take(report)
+            await asyncio.sleep(self._gathering_s())
 
-    def _take(self, report: EvalReport) -> None:
-        if report.halt is not None:
-            self._on_halt(report.halt)
-        if report.record is not None:
-            outcome = self._cases.get(report.record.key)
-            if outcome is not None and not outcome.done():
-                outcome.set_result(report.record)
+    def _check(self, life: str) -> None:
+        if life != self._life:
+            raise ActorLostError(f"{_WHAT} was lost: its process was started again.")
+
+    def _take(self, report: Report) -> None:
+        case, item = self._cases.get(report.key), report.item
+        if isinstance(item, str):
+            self._on_halt(item)
+        elif case is None or case.outcome.done():
+            return
+        elif isinstance(item, SpanRecord):
+            case.take_span(item)
+        else:
+            self._case_s += (item.record.duration_ms / 1000 - self._case_s) / AVERAGED_CASES
+            case.outcome.set_result(item)
 
     def _lose(self, error: Exception) -> None:
+        """What was sent is lost with the worker; what was not goes to another one."""
         self.ready = False
+        unsent, self._unsent = self._unsent, {}
+        for key in unsent:
+            self._cases[key].outcome.set_result(None)
         self._end(list(self._cases), error)
 
     def _end(self, keys: Sequence[str], error: Exception) -> None:
         for key in keys:
-            outcome = self._cases.get(key)
-            if outcome is not None and not outcome.done():
-                outcome.set_exception(error)
+            if (case := self._cases.get(key)) is not None:
+                case.lose(error)
+
+
+class _Case:
+    """A case on a worker, and the book of its spans."""
+
+    def __init__(self, exporter: TraceExporter | None) -> None:
+        self.outcome: asyncio.Future[Ended | None] = asyncio.get_running_loop().create_future()
+        self._spans = None if exporter is None else SpanBook(exporter)
+
+    def take_span(self, record: SpanRecord) -> None:
+        if self._spans is not None:
+            self._spans.take(record)
+
+    def lose(self, error: Exception) -> None:
+        if not self.outcome.done():
+            if self._spans is not None:
+                self._spans.lose("RayActorError", message_of(error))
+            self.outcome.set_exception(error)
+
+
+def _pickled(value: Any) -> bytes:
+    """A case's value; one of a class that can only be sent by its content, too."""
+    try:
+        return pickle.dumps(value)
+    except Exception:
+        from ray.cloudpickle import cloudpickle
+
+        data: bytes = cloudpickle.dumps(value)
+        return data

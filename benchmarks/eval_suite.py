@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import tempfile
-from collections.abc import Awaitable, Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
@@ -27,18 +27,32 @@ define_eval(name="samples", agent=agent, test=test, cases=[{{"label": str(n), "i
 """
 
 
-def suite(
-    url: str, question: str, samples: int, concurrency: int, runtime: Literal["local", "ray"] = "local"
-) -> Callable[[], Awaitable[int]]:
-    """Runs the suite and gives the number of its samples."""
+class EvalSuite:
+    """A suite to be run again and again.
 
-    async def run() -> int:
+    Attributes:
+        ends: When each sample of the last run ended, in seconds since the epoch.
+    """
+
+    def __init__(self, text: str, samples: int, concurrency: int, runtime: Literal["local", "ray"]) -> None:
+        self.ends: list[float] = []
+        self._text = text
+        self._samples = samples
+        self._options = {"concurrency": concurrency, "runtime": runtime}
+
+    async def __call__(self) -> int:
+        """Runs the suite and gives the number of its samples."""
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            (folder / "samples.eval.py").write_text(FILE.format(url=url, question=question, samples=samples))
-            options = SuiteOptions(root=folder, concurrency=concurrency, results=folder / "results.jsonl", runtime=runtime)
+            (folder / "samples.eval.py").write_text(self._text)
+            options = SuiteOptions(root=folder, results=folder / "results.jsonl", **self._options)  # type: ignore[arg-type]
             outcome = await Suite(options, Console(file=io.StringIO())).run()
-        assert outcome.summary.totals()["passed"] == samples
-        return samples
+        summary = outcome.summary
+        assert summary.totals()["passed"] == self._samples
+        self.ends = [datetime.fromisoformat(each.started_at).timestamp() + each.duration_ms / 1000 for each in summary.records]
+        return self._samples
 
-    return run
+
+def suite(url: str, question: str, samples: int, concurrency: int, runtime: Literal["local", "ray"] = "local") -> EvalSuite:
+    """A suite of so many samples of one question, so many at once."""
+    return EvalSuite(FILE.format(url=url, question=question, samples=samples), samples, concurrency, runtime)

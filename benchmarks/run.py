@@ -5,7 +5,8 @@
 `names`: turn, tools, history, parallel, evals, stream, first, sessions, loop, children, ray, evals_ray, stores, limiter, streams,
 failures; by default all.
 Both sides run in this process by turns, against a model server in a process of its own; of several rounds the cheapest counts, so
-that a busy machine disturbs little. CPU is that of this process with all its threads. Each benchmark takes less than 30 s.
+that a busy machine disturbs little. CPU is that of this process with all its threads. Each benchmark takes less than 30 s on an
+idle machine.
 """
 
 from __future__ import annotations
@@ -285,23 +286,6 @@ async def ray(url: str, rounds: int) -> list[Row]:
         ]
 
 
-async def evals_ray(url: str, rounds: int) -> list[Row]:
-    question, samples, at_once = Plan(wait_ms=50).text(), 4_000, 256
-    with _cluster():
-        here, there = (suite(url, question, samples, at_once, runtime) for runtime in ("local", "ray"))
-        found: list[list[Cost]] = [[], []]
-        for _ in range(min(rounds, 3)):
-            for work, costs in zip((here, there), found, strict=True):
-                costs.append(await cost(work))
-    local, remote = (min(costs) for costs in found)
-    return [
-        Row("4,000 samples of an eval, 256 at once, here: CPU ms each", local.cpu_ms, None),
-        Row("  the same: samples/s", 1000 / local.wall_ms, None, 0),
-        Row("  on two workers: CPU ms each, of the driver", remote.cpu_ms, None),
-        Row("  the same: samples/s", 1000 / remote.wall_ms, None, 0),
-    ]
-
-
 async def _children(url: str, rounds: int, runtime: Any, where: str) -> Row:
     child = create_agent(name="child", provider=_provider(url), tools=[add], description="Adds.", runtime=runtime)
     lead = create_agent(name="lead", provider=_provider(url), subagents={"child": child}, runtime=runtime)
@@ -338,9 +322,10 @@ Benchmark = Callable[[str, int], Awaitable[list[Row]]]
 
 TABLE: dict[str, Benchmark] = {
     function.__name__: function
-    for function in (turn, tools, history, parallel, evals, stream, first, sessions, loop, children, ray, evals_ray)
+    for function in (turn, tools, history, parallel, evals, stream, first, sessions, loop, children, ray)
 }
 SCRIPTS = {
+    "evals_ray": ["evals_ray.py", "--samples", "10000", "--workers", "1,2"],
     "stores": ["stores.py", "--sessions", "50", "--turns", "5"],
     "limiter": ["limiter.py", "--seconds", "1", "--callers", "1,100"],
     "streams": ["streams.py", "hop", "first", "rate", "many"],

@@ -20,19 +20,28 @@ from lousho_ray.evals.definition import EvalDefinition, takes_case
 from lousho_ray.evals.interceptor import CaseCalls, CaseSeam
 from lousho_ray.evals.outages import UNREACHED
 from lousho_ray.evals.records import CaseRecord, Status
+from lousho_ray.evals.tracing import with_spans_sent
 from lousho_ray.limits.limiter import RateLimiter
 from lousho_ray.options import ModelSettings, parse_options
 from lousho_ray.providers.interception import set_provider_interceptor
+from lousho_ray.spans import SpanRecord
 from lousho_ray.tools.registry import collect_tools
 
 KEPT_TRACEBACK_CHARS = 4_000
+STOPPED = "the run was stopped before the case had ended"
 GRACE_S = 10.0
 """How long a cancelled case may take to end."""
 
 
 @dataclass(slots=True)
 class CaseRun:
-    """One case to run. `file` is relative to the project; `calls` is what stands between it and its models."""
+    """One case to run.
+
+    Attributes:
+        file: Relative to the project.
+        calls: What stands between the case and its models.
+        send_span: Takes the spans of agents whose exporter is in another process.
+    """
 
     definition: EvalDefinition
     case: Case
@@ -45,6 +54,7 @@ class CaseRun:
     agents: AgentPool | None = None
     review: Callable[[EvalContext], Awaitable[None]] | None = None
     share: Callable[[RateLimiter], Awaitable[None]] | None = None
+    send_span: Callable[[SpanRecord], None] | None = None
 
 
 class AgentPool:
@@ -89,7 +99,7 @@ async def run_case(run: CaseRun) -> CaseRecord:
         await asyncio.wait({task}, timeout=GRACE_S)
     error = task.result() if task.done() and not task.cancelled() else None
     if cancelled:
-        error = Interrupted("the run was stopped before the case had ended")
+        error = Interrupted(STOPPED)
     elif late:
         still = "" if task.done() else f" It still ran {GRACE_S:g} s after it was cancelled and was left behind."
         error = LoushoError(f"The case took longer than {timeout_ms:g} ms.{still}", code="LOUSHO_OPERATION_TIMEOUT")
@@ -173,6 +183,8 @@ class _Opening:
         agent = await agent_of(run.definition.agent, run.case.value)
         if not isinstance(run.definition.agent, Agent):
             self.agent = agent
+        elif run.send_span is not None:
+            agent = with_spans_sent(agent, run.send_span)
         if run.agents is not None:
             run.agents.enter(agent)
         if run.share is not None:

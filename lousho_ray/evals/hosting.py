@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import pickle
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lousho_ray.errors import ConfigurationError
 from lousho_ray.evals.cases import Case
@@ -18,10 +19,11 @@ from lousho_ray.evals.drift import DriftOptions
 from lousho_ray.evals.interceptor import SuiteBudget
 from lousho_ray.evals.judges import ALLOW_VARIABLE
 from lousho_ray.evals.loading import PlannedCase, load_file
-from lousho_ray.evals.records import CaseRecord
+from lousho_ray.evals.records import Ended
 from lousho_ray.evals.runner import CaseSettings, LocalExecutor, fewer_collections
 from lousho_ray.limits.budget import Ledger
 from lousho_ray.limits.limiter import RateLimiter
+from lousho_ray.spans import SpanRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +45,21 @@ class HostSetup:
     judge: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ShippedCase:
-    """A case on its way: its eval by name, since both sides have loaded the same files."""
+class ShippedCase(NamedTuple):
+    """A case on its way: its eval by name, since both sides have loaded the same files; its value as a pickle of its own, so that
+    one that cannot be read is no trouble of the others."""
 
     eval: str
-    case: Case
+    case: str
+    value: bytes
     repeat: int
     key: str
     file: str
 
     @classmethod
-    def of(cls, planned: PlannedCase) -> ShippedCase:
-        return cls(planned.definition.name, planned.case, planned.repeat, planned.key, planned.file)
+    def of(cls, planned: PlannedCase, dumps: Callable[[Any], bytes] = pickle.dumps) -> ShippedCase:
+        case = planned.case
+        return cls(planned.definition.name, case.name, dumps(case.value), planned.repeat, planned.key, planned.file)
 
 
 class CaseHost:
@@ -95,10 +99,11 @@ class CaseHost:
         self._undo = ExitStack()
         self._undo.enter_context(fewer_collections())
 
-    async def run(self, shipped: ShippedCase) -> CaseRecord:
-        """Runs a case to its record."""
+    async def run(self, shipped: ShippedCase, send_span: Callable[[SpanRecord], None] | None = None) -> Ended:
+        """Runs a case to its record. Cancelling it stops the case and still gives its record."""
         definition = self._evals[shipped.eval]
-        return await self._executor.run(PlannedCase(definition, shipped.case, shipped.repeat, shipped.key, shipped.file))
+        case = Case(shipped.case, pickle.loads(shipped.value))
+        return await self._executor.run(PlannedCase(definition, case, shipped.repeat, shipped.key, shipped.file), send_span)
 
     async def close(self) -> None:
         self._undo.close()

@@ -89,7 +89,7 @@ class EvalItem(pytest.Item):
         with SuiteCassettes("auto") as tapes:
             executor = LocalExecutor(CaseSettings(cassettes=tapes if os.environ.get("CI") else None))
             try:
-                return await executor.run(self.planned)
+                return (await executor.run(self.planned)).record
             finally:
                 await executor.close()
 

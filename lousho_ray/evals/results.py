@@ -19,13 +19,12 @@ from types import TracebackType
 from typing import IO, Any
 
 from lousho_ray.errors import StorageError
-from lousho_ray.evals.records import CaseRecord
+from lousho_ray.evals.records import CaseRecord, line_of
 from lousho_ray.usage import Spend
 
 RESULTS_VARIABLE = "LOUSHO_EVAL_RESULTS"
 FLUSH_S = 1.0
 VERSION = 1
-_LINES = json.JSONEncoder(ensure_ascii=False, default=str, separators=(",", ":"))
 
 
 @dataclass(slots=True)
@@ -119,8 +118,11 @@ class ResultsWriter:
 
     def write(self, data: Mapping[str, Any]) -> None:
         """Appends one line."""
+        self.write_line(line_of(data))
+
+    def write_line(self, line: bytes) -> None:
+        """Appends a line that has been made already."""
         assert self._file is not None
-        line = _LINES.encode(data).encode("utf-8", "backslashreplace") + b"\n"
         written = self._file.write(line)
         while written is not None and written < len(line):
             line = line[written:]

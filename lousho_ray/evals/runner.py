@@ -19,9 +19,10 @@ from lousho_ray.evals.cassettes import SuiteCassettes
 from lousho_ray.evals.interceptor import CaseCalls, SuiteBudget
 from lousho_ray.evals.loading import PlannedCase
 from lousho_ray.evals.progress import SuiteProgress
-from lousho_ray.evals.records import CaseRecord
+from lousho_ray.evals.records import CaseRecord, Ended
 from lousho_ray.limits.limiter import RateLimiter
 from lousho_ray.ports import Limiter
+from lousho_ray.spans import SpanRecord
 
 ROUNDS_APART = 5
 """Rounds of the event loop between the starts of two cases: cases take about that many until their first request is out. Cases that
@@ -36,7 +37,7 @@ class Executor(Protocol):
 
     on_halt: Callable[[str], object]
 
-    async def run(self, planned: PlannedCase) -> CaseRecord:
+    async def run(self, planned: PlannedCase) -> Ended:
         """Runs a case to its end. Cancelling it stops the case and still gives its record. Raises only when the place is lost."""
         ...
 
@@ -67,7 +68,8 @@ class LocalExecutor:
         self._settings = settings
         self._agents = AgentPool()
 
-    async def run(self, planned: PlannedCase) -> CaseRecord:
+    async def run(self, planned: PlannedCase, send_span: Callable[[SpanRecord], None] | None = None) -> Ended:
+        """Runs a case; `send_span` takes its spans where their exporter is in another process."""
         settings = self._settings
         tape = None if settings.cassettes is None else settings.cassettes.of(planned)
         calls = CaseCalls(limiter=settings.limiter, budget=settings.budget, cassettes=tape, on_halt=self.on_halt)
@@ -83,8 +85,9 @@ class LocalExecutor:
             agents=self._agents,
             share=settings.share,
             review=None if tape is None else tape.review,
+            send_span=send_span,
         )
-        return await run_case(run)
+        return Ended.of(await run_case(run))
 
     async def use_limiter(self, limiter: RateLimiter | None) -> None:
         self._settings.limiter = limiter
@@ -100,7 +103,7 @@ class SuiteRunner:
         pending: What is to run.
         executor: Where it runs.
         concurrency: How many cases run at once; `retune()` changes it.
-        on_record: Called with each record, in the order in which cases end.
+        on_end: Called with each record, in the order in which cases end.
         progress: Kept up to date.
     """
 
@@ -109,7 +112,7 @@ class SuiteRunner:
         pending: Iterable[PlannedCase],
         executor: Executor,
         concurrency: int,
-        on_record: Callable[[CaseRecord], object],
+        on_end: Callable[[Ended], object],
         progress: SuiteProgress,
     ) -> None:
         self.halted: str | None = None
@@ -117,7 +120,7 @@ class SuiteRunner:
         self._pending = deque(pending)
         self._executor = executor
         self._wanted = concurrency
-        self._on_record = on_record
+        self._on_end = on_end
         self._workers: set[asyncio.Task[None]] = set()
         self._alive = 0
         self._failure: BaseException | None = None
@@ -223,13 +226,13 @@ class SuiteRunner:
             planned = self._pending.popleft()
             self.progress.running += 1
             try:
-                record = await self._executor.run(planned)
+                ended = await self._executor.run(planned)
             except Exception as error:
-                record = lost(planned, error)
+                ended = Ended.of(lost(planned, error))
             finally:
                 self.progress.running -= 1
-            self.progress.take(record)
-            self._on_record(record)
+            self.progress.take(ended.record)
+            self._on_end(ended)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from lousho_ray.evals.hosting import HostSetup, case_files
 from lousho_ray.evals.interceptor import SuiteBudget
 from lousho_ray.evals.loading import Plan, PlannedCase, find_files, plan_suite
 from lousho_ray.evals.progress import ProgressDisplay, SuiteProgress
-from lousho_ray.evals.records import CaseRecord
+from lousho_ray.evals.records import Ended
 from lousho_ray.evals.results import VERSION, Results, ResultsWriter, read_results
 from lousho_ray.evals.runner import CaseSettings, Executor, LocalExecutor, SuiteRunner, fewer_collections
 from lousho_ray.evals.summary import Summary, summarize
@@ -168,10 +168,10 @@ class Suite:
         executor = await self._executor(plan, pending, results)
         display = ProgressDisplay(progress, self._console)
 
-        def keep(record: CaseRecord) -> None:
-            writer.write_record(record)
-            results.take(record)
-            display.ended(record)
+        def keep(ended: Ended) -> None:
+            writer.write_line(ended.line)
+            results.take(ended.record)
+            display.ended(ended.record)
 
         runner = self.runner = SuiteRunner(pending, executor, self.options.concurrency, keep, progress)
         executor.on_halt = runner.halt

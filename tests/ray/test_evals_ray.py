@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import signal
@@ -15,11 +16,14 @@ from typing import Any
 
 import pytest
 
+from lousho_ray import semconv
 from lousho_ray.actors import eval_pool, liveness
+from lousho_ray.evals.loading import MODULE_PREFIX
 from lousho_ray.evals.results import read_results
 from lousho_ray.evals.suite import Outcome, Suite, SuiteOptions
 from lousho_ray.testing.fake_server import FakeServer, RecordedRequest, Reply
 from tests.unit.evals_support import console
+from tests.unit.span_support import Recorder
 
 pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(180)]
 
@@ -226,3 +230,57 @@ async def test_a_suite_is_seen_and_steered_from_another_process_of_the_cluster(t
     assert outcome.exit_code == 130
     assert outcome.summary.totals()["outage"] == 9
     assert await suites_of_cluster() == []
+
+
+SPANS = """
+from tests.unit.span_support import Recorder
+
+exporter = Recorder()
+"""
+
+
+def write_traced(folder: Path, server: FakeServer, count: int) -> Path:
+    body = SPANS + BODY.format(url=server.compatible_url, count=count).replace("retry=False", "retry=False, exporter=exporter")
+    (folder / "many.eval.py").write_text(body)
+    return folder
+
+
+def recorder() -> Recorder:
+    """The exporter of the eval file as this process has loaded it."""
+    found: Recorder = sys.modules[MODULE_PREFIX + hashlib.sha256(b"many.eval.py").hexdigest()[:16]].exporter
+    return found
+
+
+async def test_spans_of_cases_on_workers_reach_the_exporter_in_the_suites_process(tmp_path: Path, server: FakeServer) -> None:
+    outcome = await run(write_traced(tmp_path, server, 20))
+    assert outcome.summary.totals()["passed"] == 15
+    spans = recorder()
+    assert spans.open == {}
+    runs, chats = spans.named("invoke_agent"), spans.named("chat")
+    assert (len(runs), len(chats)) == (20, 20)
+    assert {span.parent_id for span in chats} == {span.id for span in runs}
+    assert {span.status.code for span in spans.ended if span.status is not None} == {"ok"}
+    assert len({span.attributes[semconv.ACTOR_ID] for span in runs}) == 2, "they say on which worker they were made"
+
+
+@pytest.mark.timeout(150)
+async def test_spans_that_are_open_on_a_worker_that_dies_end_as_errors(tmp_path: Path, server: FakeServer) -> None:
+    killed: list[int] = []
+
+    async def reply(request: RecordedRequest) -> Reply:
+        while not killed and len([span for span in recorder().open.values() if span.name.startswith("chat")]) < 4:
+            await asyncio.sleep(0.01)
+        if not killed:
+            killed.append(asked(request)[1])
+            os.kill(killed[0], signal.SIGKILL)
+        return Reply("done", usage=(100, 20))
+
+    server.respond(reply)
+    outcome = await run(write_traced(tmp_path, server, 12), concurrency=4)
+    spans = recorder()
+    lost = [span for span in spans.ended if span.attributes.get(semconv.ERROR_TYPE) == "RayActorError"]
+    outages = outcome.summary.totals()["outage"]
+    assert outages >= 1
+    assert spans.open == {}
+    assert len(lost) == 2 * outages, "the run and the call of each case that was lost"
+    assert len(spans.named("invoke_agent")) == 12

@@ -51,10 +51,10 @@ async def test_cases_travel_by_value_and_their_evals_by_name(tmp_path: Path) -> 
     before = gc.get_threshold()
     host = CaseHost(setup, LocalLedger, lambda reason: None)
     assert gc.get_threshold()[0] >= 20_000, "Python looks for garbage less often than by default"
-    records = [await host.run(case) for case in cases]
+    records = [(await host.run(case)).record for case in cases]
     await host.close()
     assert gc.get_threshold() == before
-    assert [(record.case, record.key) for record in records] == [(case.case.name, case.key) for case in cases]
+    assert [(record.case, record.key) for record in records] == [(case.case, case.key) for case in cases]
     assert {record.reply for record in records} == {"Hi"}
 
 
@@ -66,7 +66,7 @@ async def test_recordings_are_made_where_the_case_runs(tmp_path: Path) -> None:
     assert (tmp_path / "__cassettes__" / "e" / "a.json").exists()
     setup, cases = await shipped(tmp_path, cassettes="replay")
     host = CaseHost(setup, LocalLedger, lambda reason: None)
-    replayed, missing = [await host.run(case) for case in cases]
+    replayed, missing = [(await host.run(case)).record for case in cases]
     await host.close()
     assert (replayed.reply, (missing.error or {}).get("code")) == ("Hi", "LOUSHO_CASSETTE_INVALID")
 

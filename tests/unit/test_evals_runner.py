@@ -104,7 +104,7 @@ async def test_without_a_file_an_unfinished_run_is_continued_and_a_finished_one_
     write_evals(tmp_path, body)
     suite = Suite(SuiteOptions(root=tmp_path), console())
 
-    suite.on_start = lambda runner: setattr(runner, "_on_record", _then(runner._on_record, suite.stop))
+    suite.on_start = lambda runner: setattr(runner, "_on_end", _then(runner._on_end, suite.stop))
     first = await suite.run()
     assert (first.exit_code, first.interrupted, first.summary.not_run) == (130, True, 2)
     assert ran(tmp_path) == ["a"]
@@ -215,18 +215,18 @@ define_eval(name="e", agent=says("x"), test=test, cases=range(5))
 """
     write_evals(tmp_path, body)
     suite = Suite(SuiteOptions(root=tmp_path, concurrency=4), console())
-    ended: list[CaseRecord] = []
+    ended: list[Any] = []
 
     def watch(runner: Any) -> None:
-        keep = runner._on_record
+        keep = runner._on_end
 
-        def kept(record: CaseRecord) -> None:
+        def kept(record: Any) -> None:
             keep(record)
             ended.append(record)
             if len(ended) == 2:
                 asyncio.get_running_loop().call_soon(suite.stop)
 
-        runner._on_record = kept
+        runner._on_end = kept
 
     suite.on_start = watch
     outcome = await suite.run()

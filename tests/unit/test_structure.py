@@ -112,7 +112,7 @@ NO_WAIT: Mapping[str, str] = {
     "actors/cluster.py:named_actor": "makes an actor; Ray answers with a handle at once",
     "actors/eval_board.py:__init__": "makes an actor",
     "actors/eval_worker.py:eval_worker": "makes an actor",
-    "actors/eval_pool.py:run": "tells a worker to stop; its answer is not waited for",
+    "actors/eval_pool.py:_tell_to_stop": "tells a worker to stop; its answer is not waited for",
     "actors/liveness.py:judge": "its answer is waited for in a thread, with a bound",
     "actors/tool_task.py:run_as_task": "a tool may take as long as it needs; the limits of its run and an abort end it",
 }
