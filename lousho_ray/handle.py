@@ -14,6 +14,7 @@ from lousho_ray.clock import SYSTEM_CLOCK
 from lousho_ray.errors import AgentExecutionError, LoushoError
 from lousho_ray.eventlog import EventLog
 from lousho_ray.events import Event
+from lousho_ray.garbage import runs_in_progress
 from lousho_ray.loop.inbox import Inbox, QueuedInput
 from lousho_ray.loop.input import as_messages
 from lousho_ray.loop.result import ExecutionResult
@@ -216,7 +217,8 @@ class LocalRun:
 async def contained(run: Coroutine[Any, Any, T]) -> T:
     """A hook that calls `sys.exit()` fails its run; let out of the task it would end the event loop and every run on it."""
     try:
-        return await run
+        with runs_in_progress:
+            return await run
     except SystemExit as error:
         raise AgentExecutionError(f"The run was ended by SystemExit({error.code!r}), raised in a hook or a listener.") from error
 
