@@ -150,7 +150,7 @@ class RunHost(SessionHost):
         async def ready(deps: RunDeps) -> None:
             await self._check(left, deps)
             if left.waiting and left.recorder is not None:
-                await left.recorder.save(left.state, left.waiting)
+                await left.recorder.save(left.state, lambda: left.waiting)
 
         observed = request is not None and request.observed
         return await self._continue(turn, emitter, lease, left, ready, call=call, observed=observed)
@@ -181,7 +181,8 @@ class RunHost(SessionHost):
         if recorder is None or result.finish_reason == "awaiting-approval":
             return
         if result.finish_reason == "aborted":
-            await recorder.stopped(result)
+            if await lease.held():
+                await recorder.stopped(result)
         else:
             await recorder.finished(result)
 

@@ -109,10 +109,12 @@ class SessionHost(SessionTurns):
         try:
             if not place.ready:
                 await unless_aborted(place.wait(), turn)
+                if not place.ready:
+                    return self._given_up(turn, emitter)
             lease = self._lease(turn.run_id, turn.signal, opening)
             await reported(lease.__aenter__(), emitter)
             try:
-                return await body(lease)
+                return self._given_up(turn, emitter) if lease.given_up else await body(lease)
             finally:
                 await lease.__aexit__()
         finally:
@@ -133,13 +135,9 @@ class SessionHost(SessionTurns):
                 result = await reported(joined_result(turn, target), emitter)
                 emitter.emit(RunDone, finish_reason=result.finish_reason, text=result.text, usage=EventUsage.of(result.usage))
                 return result
-        except Aborted as aborted:
+        except Aborted:
             place.leave()
-            emitter.emit(RunDone, finish_reason="aborted", text="")
-            reason = aborted.reason.to_dict()
-            return ExecutionResult(
-                finish_reason="aborted", abort_reason=reason, run_id=turn.run_id, agent_name=self._definition.name
-            )
+            return self._given_up(turn, emitter)
         place.stand_alone()
         return await self._own_turn(turn, place, request, emitter)
 

@@ -48,17 +48,17 @@ class SessionRecords:
         return None if record is None else record[0]
 
     async def discard_pending(self) -> None:
-        """Drops the unfinished turn. A turn that runs is aborted instead."""
+        """Drops the unfinished turn. A turn that runs is aborted instead; one that has ended and was not saved yet stays."""
         if not self._line.idle:
             raise LoushoError(
                 f"Session '{self._id}' has a turn that runs or waits; abort it, which drops it.", code="LOUSHO_SESSION_BUSY"
             )
-        await self._drop_saved_turn()
-
-    async def _drop_saved_turn(self) -> None:
-        saved = await self._saved_turn()
-        if saved is not None and self._parts.checkpoints is not None:
-            await self._parts.checkpoints.delete(saved[0])
+        if self._parts.checkpoints is None:
+            return
+        async with self._lease(new_id(), AbortSignal()):  # it may be another process's turn that runs
+            saved = await self._saved_turn()
+            if saved is not None and saved[1].get("status") != "finished":
+                await self._parts.checkpoints.delete(saved[0])
 
     async def clear(self) -> int:
         if not self._line.idle:
@@ -68,7 +68,8 @@ class SessionRecords:
             if pending is not None and pending.status == "awaiting-approval":
                 raise awaiting(self._id, pending)
             count = len(await self.load())
-            await self._drop_saved_turn()
+            if (saved := await self._saved_turn()) is not None and self._parts.checkpoints is not None:
+                await self._parts.checkpoints.delete(saved[0])
             await self._forget(turn_prefix(self._id))
             await self._forget(result_prefix(self._id))
             await lease.save([])

@@ -21,6 +21,7 @@ from lousho_ray.durable import (
     settled_decision,
 )
 from lousho_ray.errors import SessionTurnFailedError
+from lousho_ray.events import RunDone
 from lousho_ray.handle import LocalRun
 from lousho_ray.loop.checkpoint import OPENING, Recorder, RunFacts, check_record, opening_record, stored_messages, thaw
 from lousho_ray.loop.emitter import Emitter, Stamp
@@ -71,7 +72,10 @@ class SessionTurns(SessionRecords):
             left_behind = LocalRun(turn.run_id, abort=turn.signal)
             left_behind.trace = turn.trace
             silent = Emitter(Stamp(turn.run_id), spans=emitter.spans)
-            history = await reported(self._after_pending(left_behind, silent, lease), emitter)
+            found = await reported(self._after_pending(left_behind, silent, lease), emitter)
+            if found is None:
+                return self._given_up(turn, emitter)
+            history = found
         else:
             history = await reported(lease.load(), emitter)
         facts = self._facts(request)
@@ -104,14 +108,26 @@ class SessionTurns(SessionRecords):
         context.commit = lambda result: self._commit(account.book(result), recorder, lease)
         return await self._drive(context, recorder, emitter, ready, account=account)
 
-    async def _after_pending(self, turn: LocalRun, emitter: Emitter, lease: TurnLease) -> list[Message]:
-        """Finishes what an earlier turn left behind; the transcript as it is then."""
+    def _given_up(self, turn: LocalRun, emitter: Emitter) -> ExecutionResult[Any]:
+        """The end of a call that was aborted before its turn began: nothing in the store is its own."""
+        emitter.emit(RunDone, finish_reason="aborted", text="")
+        reason = None if turn.signal.reason is None else turn.signal.reason.to_dict()
+        return ExecutionResult(finish_reason="aborted", abort_reason=reason, run_id=turn.run_id, agent_name=self._definition.name)
+
+    async def _after_pending(self, turn: LocalRun, emitter: Emitter, lease: TurnLease) -> list[Message] | None:
+        """Finishes what an earlier turn left behind; the transcript as it is then, `None` when the call was aborted meanwhile.
+
+        Raises:
+            SessionAwaitingApprovalError: It has paused on the way: the new turn would stand in its place.
+        """
         history = await lease.load()
         assert self._parts.checkpoints is not None
         if await lease.unfinished(self._parts.checkpoints, len(history)) is None:
             return history
-        await self._finish_pending(turn, emitter, lease, fresh=False)
-        return await lease.load()
+        result = await self._finish_pending(turn, emitter, lease, fresh=False)
+        if result is not None and result.approval_id is not None and (pending := await self.pending()) is not None:
+            raise awaiting(self._id, pending)
+        return None if turn.signal.aborted and await self.pending() is not None else await lease.load()
 
     async def _finish_pending(
         self, turn: LocalRun, emitter: Emitter, lease: TurnLease, *, fresh: bool = True, lost: str | None = None
@@ -147,17 +163,21 @@ class SessionTurns(SessionRecords):
             await checkpoints.delete(key)
             return None
         if saved.get(OPENING):
-            return await self._begin_again(turn, emitter, lease, history, saved)
+            return await self._begin_again(turn, emitter, lease, history, saved, fresh=fresh)
         left = self._unfinished(saved, turn, key, saved)
+        assert left.recorder is not None
+        left.recorder.own = fresh
         left.decisions.update(decided or decisions_of(saved))
         return await self._continue(turn, emitter, lease, left, lambda deps: self._check(left, deps))
 
     async def _begin_again(
-        self, turn: LocalRun, emitter: Emitter, lease: TurnLease, history: list[Message], saved: Mapping[str, Any]
+        self, turn: LocalRun, emitter: Emitter, lease: TurnLease, history: list[Message], saved: Mapping[str, Any], *, fresh: bool
     ) -> ExecutionResult[Any]:
         """Runs a turn of which nothing but its input was recorded."""
         facts = facts_of(saved, self._definition, self._name)
         recorder = self._recorder(saved["sessionId"], facts, saved)
+        assert recorder is not None
+        recorder.own = fresh
         asked = stored_messages(saved)
         call = CallOptions(principal=facts.principal, metadata=facts.metadata)
 
@@ -247,6 +267,8 @@ class SessionTurns(SessionRecords):
         try:
             return await run(state, deps)
         except Exception as error:
+            if recorder is not None:
+                await recorder.noted()  # the input that came last stays with the turn
             if recorder is None and account is not None:
                 await account.failed(state)
             elif recorder is not None and failed_for_good(error):
@@ -261,8 +283,8 @@ class SessionTurns(SessionRecords):
             skipped = {message.tool_call_id for message in result.messages if message.role == "tool" and not tool_ran(message)}
             if ran := {call.name for call in result.tool_calls if call.id not in skipped}:
                 log.warning("Session %r dropped an aborted turn whose tools had run: %s", self._id, ", ".join(sorted(ran)))
-            if recorder is not None:
-                await recorder.delete()
+            if recorder is not None and await lease.held():
+                await (recorder.delete() if recorder.own else recorder.stopped(result))
             return
         if result.finish_reason == "awaiting-approval" and recorder is not None:
             return

@@ -32,6 +32,9 @@ LEASE_MS = 30_000.0
 
 FIRST_RETRY_S, LAST_RETRY_S = 0.05, 0.5
 
+_IN_USE: set[str] = set()
+"""The holders of this process. A lease of another one of its holders is left over: the answer to its claim or release was lost."""
+
 
 Opening = Callable[[], Mapping[str, Any] | None]
 """Makes what is to be saved with the claim as the turn's checkpoint, if anything."""
@@ -90,8 +93,14 @@ class TurnLease:
         """Whether the store gives leases."""
         return hasattr(self._sessions, "claim")
 
+    @property
+    def given_up(self) -> bool:
+        """Whether the wait for it was aborted: the session is somebody else's then."""
+        return self.leased and self._fence is None
+
     async def __aenter__(self) -> TurnLease:
         if self.leased:
+            _IN_USE.add(self._holder)
             try:
                 await self._claim()
             except BaseException:
@@ -107,6 +116,7 @@ class TurnLease:
         if self._renewal is not None:
             self._renewal.cancel()
         self._timer = self._renewal = None
+        _IN_USE.discard(self._holder)
         if self._fence is not None:
             fence, self._fence = self._fence, None
             with suppress(LoushoError):  # A lease that cannot be given back runs out by itself.
@@ -143,6 +153,10 @@ class TurnLease:
             self._fence = fence
             raise
         return True
+
+    async def held(self) -> bool:
+        """Whether nobody has taken the session over: what is stored of it is then this turn's own."""
+        return self._fence is None or bool(await self._sessions.renew(self._id, self._holder, self._fence, LEASE_MS))
 
     async def save(self, messages: Sequence[Message]) -> None:
         """Saves the transcript. The lease is given back after it: a store need not keep the order of calls made at once.
@@ -192,10 +206,10 @@ class TurnLease:
         return answers
 
     async def _freed_from_the_dead(self) -> bool:
-        """Ends the lease of a process of this machine that is no more; others are waited for."""
+        """Ends the lease of a process of this machine that is no more, or of a turn of this one; others are waited for."""
         ask = getattr(self._sessions, "holder", None)
         holder: str | None = None if ask is None else await ask(self._id)
-        if holder is None or not _is_dead(holder):
+        if holder is None or not (_is_dead(holder) or _is_left_over(holder)):
             return False
         await self._sessions.release(self._id, holder)
         return True
@@ -252,6 +266,11 @@ def _started_at(pid: int) -> str:
     except OSError:
         return ""
     return "" if fields[0] == "Z" else fields[19]
+
+
+def _is_left_over(holder: str) -> bool:
+    """Whether a lease's holder was a turn of this process that has ended."""
+    return holder.startswith(f"{_this_process(os.getpid())}/") and holder not in _IN_USE
 
 
 def _is_dead(holder: str) -> bool:

@@ -9,7 +9,6 @@ import secrets
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from threading import Lock
 from typing import Any, TypeVar
 
 from lousho_ray.errors import StorageError
@@ -180,12 +179,13 @@ def _failed(what: str, path: Path, error: OSError) -> StorageError:
 
 
 class FolderThread:
-    """One worker thread: calls run off the event loop, one after another in the order they were made. Works after a fork."""
+    """One worker thread: calls run off the event loop, one after another in the order they were made.
+
+    A fork may come at any moment, so there is no lock of our own that its child could find held by a thread it does not have.
+    """
 
     def __init__(self) -> None:
-        self._lock = Lock()
-        self._executor: ThreadPoolExecutor | None = None
-        self._pid = 0
+        self._executors: dict[int, ThreadPoolExecutor] = {}
 
     async def run(self, call: Callable[[], T]) -> T:
         return await asyncio.wrap_future(self._submit(call))
@@ -194,10 +194,11 @@ class FolderThread:
         return self._submit(call).result()
 
     def _submit(self, call: Callable[[], T]) -> Future[T]:
-        with self._lock:
-            if self._executor is None or self._pid != os.getpid():
-                self._executor, self._pid = ThreadPoolExecutor(1, "lousho-files"), os.getpid()
-            return self._executor.submit(call)
+        pid = os.getpid()
+        executor = self._executors.get(pid)
+        if executor is None:  # of two threads that make one, both get the same; one that is not used has no thread yet
+            executor = self._executors.setdefault(pid, ThreadPoolExecutor(1, "lousho-files"))
+        return executor.submit(call)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return FolderThread, ()

@@ -7,7 +7,7 @@ asked for while one is being written become one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, get_args
 
@@ -179,6 +179,10 @@ def _thawed(data: Mapping[str, Any], run_id: str) -> tuple[RunState, list[Messag
 _OF_THE_START = frozenset({"businessState", OPENING})
 
 
+TAKEN_UP = 1_000
+"""How far the revisions of a run that is taken up are ahead: one that was thought dead and goes on cannot overwrite them."""
+
+
 class Recorder:
     """Keeps the checkpoint of one run.
 
@@ -206,7 +210,9 @@ class Recorder:
         self._attempts: int = (saved or {}).get("attempts", 0)
         self._store = store
         self._timeout_ms = timeout_ms
-        self._revision: int = (saved or {}).get("revision", 0)
+        self.own = True
+        """`False` for the turn of an earlier call, which a later one finishes first: aborting that one does not drop it."""
+        self._revision: int = 0 if saved is None else saved.get("revision", 0) + TAKEN_UP
         self._over = False
         self._lock = asyncio.Lock()
         self._asked = 0
@@ -218,11 +224,11 @@ class Recorder:
         return self._last is not None
 
     async def save(
-        self, state: RunState, waiting: tuple[Message, ...] = (), *, status: Status = "in-progress", **extra: Any
+        self, state: RunState, waiting: Callable[[], tuple[Message, ...]] = tuple, *, status: Status = "in-progress", **extra: Any
     ) -> None:
         """Saves the run as it stands now; returns once a save that began after this call is in the store.
 
-        `waiting` is input that has not joined yet: it stands at the end of the record's messages.
+        `waiting` gives the input that has not joined yet, at the moment the record is made: it stands at the end of its messages.
         """
         self._asked += 1
         wanted = self._asked
@@ -231,13 +237,13 @@ class Recorder:
                 return
             self._over = status != "in-progress"
             covers = self._asked
-            await self._write({**self._record(state, waiting), "status": status, **extra})
+            await self._write({**self._record(state, waiting()), "status": status, **extra})
             self._saved = covers
 
     async def decide(self, call_id: str, decision: Decision, state: RunState, waiting: tuple[Message, ...]) -> None:
         """Replaces a pause by the run in progress with its decision: a crash from here on does not ask again."""
         self.decisions[call_id] = decision
-        await self.save(state, waiting)
+        await self.save(state, lambda: waiting)
 
     async def finished(self, result: ExecutionResult[Any], replaces: str | None = None) -> None:
         """Marks the run as finished, with the whole conversation: nothing of it is asked for again.
@@ -282,16 +288,20 @@ class Recorder:
 
     def note(self, state: RunState, inbox: Inbox) -> None:
         """Saves soon: input was queued. What goes wrong shows at the next save."""
-        task = asyncio.ensure_future(self.save(state, inbox.pending))
+        task = asyncio.ensure_future(self.save(state, lambda: inbox.pending))
         self._noting.add(task)
         task.add_done_callback(self._noting.discard)
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
+    async def noted(self) -> None:
+        """Returns when the saves that `note` began have ended."""
+        if self._noting:
+            await asyncio.wait(self._noting)
+
     async def close(self) -> None:
         """Ends the recording: when this returns no save is under way, and none will be."""
         self._over = True
-        if self._noting:
-            await asyncio.wait(self._noting)
+        await self.noted()
         async with self._lock:
             return
 

@@ -80,6 +80,8 @@ class Inbox:
         self._taken = on_input
         for item in self._waiting:
             self._report(item)
+        if self._waiting and on_input is not None:
+            on_input()
 
     def enqueue(self, item: QueuedInput) -> None:
         """Adds an input; when the run is over it is settled as not applied at once."""

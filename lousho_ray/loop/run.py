@@ -265,7 +265,7 @@ async def _run_tools(state: RunState, deps: RunDeps, reply: Reply) -> StepOutcom
         return _step_done(state, deps, reply.finish_reason, Finish(reply.finish_reason, reply.text), entry)
     state.last_text = reply.text
     if deps.recorder is not None:
-        await deps.recorder.save(state, deps.inbox.pending)
+        await deps.recorder.save(state, lambda: deps.inbox.pending)
     ask = await ToolBatch(reply.tool_calls, state, deps).run()
     if ask is not None:
         return await _pause(state, deps, ask, entry)
@@ -297,7 +297,7 @@ async def _pause(state: RunState, deps: RunDeps, ask: Ask, entry: StepUsage | No
     pending = await deps.pauses.open(state, ask, kept)
     if deps.recorder is not None:
         about = {"approvalId": pending["id"], "approvalKind": pending["kind"], "approvalCallId": ask.call.id}
-        await deps.recorder.save(state, kept, status="awaiting-approval", **about)
+        await deps.recorder.save(state, lambda: kept, status="awaiting-approval", **about)
     if deps.subagent is None:  # the pause of a sub-agent is told of once, by the run at the top
         deps.emitter.emit(
             ApprovalRequested,

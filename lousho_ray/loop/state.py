@@ -125,9 +125,9 @@ class StateRecorder(Protocol):
     results: KeptResults | None
 
     async def save(
-        self, state: RunState, waiting: tuple[Message, ...] = (), *, status: Status = "in-progress", **extra: Any
+        self, state: RunState, waiting: Callable[[], tuple[Message, ...]] = tuple, *, status: Status = "in-progress", **extra: Any
     ) -> None:
-        """Returns once the state, as it is now or newer, is stored. `waiting` is input that has not joined yet."""
+        """Returns once the state, as it is now or newer, is stored. `waiting` gives the input that has not joined yet."""
         ...
 
     def note(self, state: RunState, inbox: Inbox) -> None:

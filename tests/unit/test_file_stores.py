@@ -18,6 +18,7 @@ from lousho_ray.messages import ImagePart, Message, ToolCall, user
 from lousho_ray.stores import folder as folder_module
 from lousho_ray.stores.files import FileSessionStore, file_store
 from lousho_ray.testing.clock import FakeClock
+from tests.unit.test_sqlite_file import run_python
 
 
 async def test_a_session_is_an_array_of_messages_with_camel_case_keys(tmp_path: Path) -> None:  # STO-08, STO-15
@@ -200,3 +201,37 @@ async def test_file_stores_pickle(tmp_path: Path) -> None:
 def test_file_names_and_ids_match() -> None:
     for name in ("alice", "Alice", "ALICE.turn-1", "_x-Y"):
         assert folder_module.id_of(folder_module.file_name(name)) == name
+
+
+def test_a_child_of_a_fork_works_whatever_another_thread_was_doing(tmp_path: Path) -> None:  # D08
+    code = """
+        import asyncio, os, signal, sys, threading, time, warnings
+        from lousho_ray.messages import user
+        from lousho_ray.stores.files import file_store
+        warnings.filterwarnings("ignore", ".*fork.*", DeprecationWarning)  # Python 3.12 and later warn of forking with threads
+        store, over = file_store(sys.argv[1], fsync=False), threading.Event()
+
+        def save() -> None:
+            async def forever() -> None:
+                while not over.is_set():
+                    await asyncio.gather(*(store.sessions.save("a", [user("parent")]) for _ in range(20)))
+            asyncio.run(forever())
+
+        threads = [threading.Thread(target=save) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        ends = []
+        for number in range(60):
+            pid = os.fork()
+            if pid == 0:
+                signal.alarm(20)  # a child that waits for a lock is ended
+                asyncio.run(store.sessions.save(f"c{number}", [user("child")]))
+                os._exit(0)
+            ends.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        over.set()
+        for thread in threads:
+            thread.join()
+        print(set(ends), len(asyncio.run(store.sessions.list(limit=None))))
+    """
+    end = run_python(code, str(tmp_path / "data"))
+    assert (end.stdout, end.stderr) == ("{0} 61\n", "")
