@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import socket
+import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -50,25 +51,41 @@ class RemoteSuite(Protocol):
 
 
 class FileBoard:
-    """A status file that is replaced, and a commands file that is appended to, in the project's `.lousho` folder."""
+    """A status file that is replaced, and a commands file that is appended to, in the project's `.lousho` folder.
+
+    In a thread: replacing a file waits for the disk, by tens of milliseconds when that is busy, and all cases would wait with it.
+    """
 
     def __init__(self, folder: Path, suite_id: str) -> None:
+        self._lock = threading.Lock()
+        self._closed = False
         self._status = folder / f"{suite_id}.json"
         self._commands = folder / f"{suite_id}.commands"
         self._read = 0
         folder.mkdir(parents=True, exist_ok=True)
 
     async def exchange(self, status: Status) -> Sequence[Command]:
-        new = self._status.with_suffix(".tmp")
-        new.write_text(json.dumps({**status, "writtenAt": time.time(), "pid": os.getpid(), "host": socket.gethostname()}))
-        os.replace(new, self._status)
-        lines = self._commands.read_text().split("\n")[:-1] if self._commands.exists() else []
-        found, self._read = lines[self._read :], len(lines)
-        return [json.loads(line) for line in found]
+        return await asyncio.to_thread(self._exchange, status)
 
     async def close(self) -> None:
-        self._status.unlink(missing_ok=True)
-        self._commands.unlink(missing_ok=True)
+        await asyncio.to_thread(self._close)
+
+    def _exchange(self, status: Status) -> Sequence[Command]:
+        with self._lock:
+            if self._closed:  # the suite has ended while this waited for a thread
+                return []
+            new = self._status.with_suffix(".tmp")
+            new.write_text(json.dumps({**status, "writtenAt": time.time(), "pid": os.getpid(), "host": socket.gethostname()}))
+            os.replace(new, self._status)
+            lines = self._commands.read_text().split("\n")[:-1] if self._commands.exists() else []
+            found, self._read = lines[self._read :], len(lines)
+        return [json.loads(line) for line in found]
+
+    def _close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._status.unlink(missing_ok=True)
+            self._commands.unlink(missing_ok=True)
 
 
 class FileSuite:

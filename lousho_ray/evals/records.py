@@ -139,7 +139,7 @@ class Ended(NamedTuple):
 def case_key(eval_name: str, case: str, value: Any, repeat: int, version: str) -> str:
     """The identity of a case: 24 hexadecimal digits over the eval's name, the case's name and value, the repeat, and the version
     (a hash) of the eval file."""
-    text = json.dumps([eval_name, case, value, repeat, version], sort_keys=True, ensure_ascii=False, default=_stable)
+    text = _KEYS.encode([eval_name, case, value, repeat, version])
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:24]
 
 
@@ -154,6 +154,9 @@ def _stable(value: Any) -> Any:
         slots = (name for cls in type(value).__mro__ for name in getattr(cls, "__slots__", ()) if isinstance(name, str))
         fields = {name: getattr(value, name) for name in slots if hasattr(value, name)}
     return [type(value).__qualname__, fields or (sorted(map(repr, value)) if isinstance(value, set | frozenset) else None)]
+
+
+_KEYS = json.JSONEncoder(sort_keys=True, ensure_ascii=False, default=_stable)
 
 
 def _assertion(data: Mapping[str, Any]) -> Assertion:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import itertools
@@ -149,7 +150,9 @@ async def open_run(
     parts = (instructions, definition.project_block, *system_blocks, plan_block, output_block)
     prompt = "\n\n".join(part for part in parts if part)
     if state is None:
-        state = RunState(context.run_id, [system(prompt), *context.history, *context.input], opened_at=1 + len(context.history))
+        state = RunState(
+            context.run_id, [_prompt_message(prompt), *context.history, *context.input], opened_at=1 + len(context.history)
+        )
     if callable(definition.model):
         state.model = chosen
     call = context.call
@@ -211,6 +214,12 @@ async def open_run(
         clock=context.clock,
     )
     return state, deps
+
+
+@functools.lru_cache(maxsize=64)
+def _prompt_message(prompt: str) -> Message:
+    """Runs with the same prompt share its message, and so the forms in which it was encoded for a provider."""
+    return system(prompt)
 
 
 def _kept_results(context: RunContext) -> KeptResults:

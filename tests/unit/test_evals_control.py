@@ -52,7 +52,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 async def suite_under_way(folder: Path, **options: Any) -> AsyncIterator[asyncio.Task[Outcome]]:
     write_evals(folder, BODY)
     task = asyncio.create_task(Suite(SuiteOptions(root=folder, **options), console()).run())
-    await until(lambda: (folder / "most").exists())
+    await until(lambda: (folder / "most").exists() and list(running_folder(folder).glob("*.json")))
     try:
         yield task
     finally:
