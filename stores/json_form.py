@@ -124,7 +124,33 @@ def own(messages: Sequence[Message]) -> tuple[Message, ...]:
 
 
 def encode_message(message: Message, what: str) -> str:
-    return dumps(message.to_dict(), what)
+    """The JSON of a message, made once per message; of one with metadata each time, because that may have changed."""
+    if message.metadata is not None:
+        return dumps(message.to_dict(), what)
+    cache = message.wire_cache
+    fixed: FixedJson | None = cache.get(_FIXED)
+    if fixed is not None:
+        return fixed.text(what)
+    text: str | None = cache.get(_TEXT)
+    if text is None:
+        text = cache[_TEXT] = dumps(message.to_dict(), what)
+    return text
+
+
+def fixed_message(message: Message) -> FixedJson:
+    """A message's JSON form as a part of records, made once per message."""
+    cache = message.wire_cache
+    made: FixedJson | None = cache.get(_FIXED)
+    if made is None:
+        made = FixedJson(message.to_dict())
+        if (text := cache.pop(_TEXT, None)) is not None:
+            made._text = text
+        cache[_FIXED] = made
+    return made
+
+
+_TEXT, _FIXED = "json", "checkpoint"
+"""Where the two are kept beside a message."""
 
 
 def decode_message(text: str, what: str, path: str | None = None) -> Message:

@@ -20,7 +20,8 @@ from lousho_ray.stores.entries import (
 from lousho_ray.stores.location import StoreLocation
 from lousho_ray.stores.parts import ClosingStore
 from lousho_ray.stores.sqlite_approvals import SqliteApprovals
-from lousho_ray.stores.sqlite_checkpoints import LIVE_BRANCHES, SqliteCheckpoints
+from lousho_ray.stores.sqlite_checkpoints import SqliteCheckpoints
+from lousho_ray.stores.sqlite_lists import delete_dead_branches, detach
 from lousho_ray.stores.sqlite_sessions import SqliteSessions
 from lousho_ray.stores.sqlite_turns import SqliteTurns
 
@@ -68,7 +69,7 @@ class SqliteStore(ClosingStore):
             check_file(self.path)
         self._database = Database(self.path, BUSY_TIMEOUT_MS)
         self.sessions = SqliteSessions(self._database, clock)
-        self.checkpoints = SqliteCheckpoints(self._database, self.history_limit, clock)
+        self.checkpoints = SqliteCheckpoints(self._database, self.sessions, self.history_limit, clock)
         self.approvals = SqliteApprovals(self._database, clock)
         self.turns = SqliteTurns(self._database, self.sessions, self.checkpoints)
 
@@ -122,11 +123,13 @@ class SqliteStore(ClosingStore):
         old = "updated_at < ? AND id NOT IN (SELECT value FROM json_each(?))"
         idle = f"{old} AND id NOT IN (SELECT id FROM leases)"
         connection.execute("DELETE FROM leases WHERE expires_at <= ?", (now,))
-        connection.execute(f"DELETE FROM messages WHERE session IN (SELECT key FROM sessions WHERE {idle})", (cutoff, needed))
-        sessions = connection.execute(f"DELETE FROM sessions WHERE {idle}", (cutoff, needed)).rowcount
         of_old = f"id IN (SELECT id FROM checkpoints WHERE {old})"
         connection.execute(f"DELETE FROM checkpoint_history WHERE updated_at < ? OR {of_old}", (cutoff, cutoff, needed))
         checkpoints = connection.execute(f"DELETE FROM checkpoints WHERE {old}", (cutoff, needed)).rowcount
-        connection.execute(f"DELETE FROM checkpoint_lists WHERE branch NOT IN ({LIVE_BRANCHES})")
+        delete_dead_branches(connection)
+        for (key,) in connection.execute(f"SELECT key FROM sessions WHERE {idle}", (cutoff, needed)).fetchall():
+            detach(connection, key)
+        connection.execute(f"DELETE FROM messages WHERE session IN (SELECT key FROM sessions WHERE {idle})", (cutoff, needed))
+        sessions = connection.execute(f"DELETE FROM sessions WHERE {idle}", (cutoff, needed)).rowcount
         approvals = connection.execute("DELETE FROM approvals WHERE resolved_at < ?", (cutoff,)).rowcount
         return PruneCounts(sessions=sessions, checkpoints=checkpoints, approvals=approvals)

@@ -1,8 +1,8 @@
 """The checkpoints part of a SQLite store.
 
-A checkpoint holds the whole transcript and is saved at every step, so its long lists are kept element by element: a *branch* is a
-row of elements that records share, each saying how many of them are its own. A save that extends a list adds rows to its branch;
-one that changes what was there starts a new branch, because the history still needs the old.
+A checkpoint holds the whole transcript and is saved at every step, so its long lists are kept element by element, in branches
+(`sqlite_lists`). A save that extends a list adds rows to its branch; one that changes what was there starts a new branch, because
+the history still needs the old. Neither writes what the session's transcript has.
 """
 
 from __future__ import annotations
@@ -17,22 +17,25 @@ from typing import TYPE_CHECKING, Any
 from lousho_ray.clock import Clock
 from lousho_ray.errors import StorageError
 from lousho_ray.ids import check_run_id
-from lousho_ray.stores.entries import CheckpointFacts, HistoryEntry, check_limit, check_prefix, iso, milliseconds
+from lousho_ray.stores.entries import CheckpointFacts, HistoryEntry, base_session, check_limit, check_prefix, iso, milliseconds
 from lousho_ray.stores.json_form import SplitRecord, common_prefix, damaged, read_object, split
 from lousho_ray.stores.remembered import Remembered
+from lousho_ray.stores.sqlite_lists import base_in, begin_branch, delete_branches, extend_branch, read_branch
 
 if TYPE_CHECKING:
     import sqlite3
 
+    from lousho_ray.stores.sqlite_sessions import SqliteSessions
     from lousho_ray.stores.sqlite_writer import Database
 
 Refs = dict[str, tuple[int, int]]
 """Where the lists of a record are: name -> (branch, number of elements)."""
 
+_INSERT = """INSERT INTO checkpoints (version, body, lists, step, status, revision, approval_id, updated_at, id)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+_UPDATE = """UPDATE checkpoints
+    SET version = ?, body = ?, lists = ?, step = ?, status = ?, revision = ?, approval_id = ?, updated_at = ? WHERE id = ?"""
 _HISTORY_COLUMNS = "id, body, lists, step, status, updated_at"
-
-LIVE_BRANCHES = """SELECT json_extract(value, '$[0]') FROM checkpoints, json_each(lists)
-    UNION SELECT json_extract(value, '$[0]') FROM checkpoint_history, json_each(lists)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +49,9 @@ class _Lists:
 class SqliteCheckpoints:
     """Checkpoints by run id, with the newest `history_limit` saves of each."""
 
-    def __init__(self, database: Database, history_limit: int, clock: Clock) -> None:
+    def __init__(self, database: Database, sessions: SqliteSessions, history_limit: int, clock: Clock) -> None:
         self._database = database
+        self._sessions = sessions
         self._limit = history_limit
         self._now = milliseconds(clock)
         self._known: Remembered[_Lists] = Remembered()
@@ -108,7 +112,7 @@ class SqliteCheckpoints:
         connection.execute("DELETE FROM checkpoints WHERE id = ?", (id,))
         if not keep_history:
             connection.execute("DELETE FROM checkpoint_history WHERE id = ?", (id,))
-        _delete_branches(connection, before - _branches(connection, id) if keep_history else before)
+        delete_branches(connection, before - _branches(connection, id) if keep_history else before)
         self._known.forget(id)
 
     def delete_prefix_in(self, connection: sqlite3.Connection, prefix: str) -> int:
@@ -117,7 +121,7 @@ class SqliteCheckpoints:
         query = f"SELECT id FROM checkpoints {where} UNION SELECT id FROM checkpoint_history {where}"
         found = connection.execute(query, (prefix, after) * 2).fetchall()
         for (run_id,) in found:
-            _delete_branches(connection, _branches(connection, run_id))
+            delete_branches(connection, _branches(connection, run_id))
         connection.execute(f"DELETE FROM checkpoint_history {where}", (prefix, after))
         connection.execute(f"DELETE FROM checkpoints {where}", (prefix, after))
         return len(found)
@@ -126,19 +130,16 @@ class SqliteCheckpoints:
         row = connection.execute("SELECT version, revision, lists FROM checkpoints WHERE id = ?", (facts.id,)).fetchone()
         is_new = facts.check_newer_than(row[1] if row else None, self._database.path)
         old = _Lists({}, {}) if row is None else self._stored_lists(connection, facts.id, row[0], row[2])
-        refs = {name: self._put_list(connection, old, name, elements) for name, elements in record.lists.items()}
+        refs = {name: self._put_list(connection, facts.id, old, name, elements) for name, elements in record.lists.items()}
         version, now, lists = secrets.randbits(62), self._now(), json.dumps(refs)
-        connection.execute(
-            "INSERT OR REPLACE INTO checkpoints (id, version, body, lists, step, status, revision, approval_id, updated_at) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (facts.id, version, record.head, lists, facts.step, facts.status, facts.revision, facts.approval_id, now),
-        )
+        values = (version, record.head, lists, facts.step, facts.status, facts.revision, facts.approval_id, now, facts.id)
+        connection.execute(_INSERT if row is None else _UPDATE, values)
         dropped = {branch for branch, _ in old.refs.values()}
         if self._limit:
             dropped |= self._add_history(connection, (facts.id, record.head, lists, facts.step, facts.status, now), is_new)
         dropped -= {branch for branch, _ in refs.values()}
         if dropped:
-            _delete_branches(connection, dropped - _branches(connection, facts.id))
+            delete_branches(connection, dropped - _branches(connection, facts.id))
         self._known.put(facts.id, version, _Lists(refs, record.lists), sum(map(_chars, record.lists.values())))
 
     def _stored_lists(self, connection: sqlite3.Connection, id: str, version: int, lists: str) -> _Lists:
@@ -148,15 +149,17 @@ class SqliteCheckpoints:
         refs = _refs(lists, id)
         return _Lists(refs, {name: _elements(connection, id, *ref) for name, ref in refs.items()})
 
-    def _put_list(self, connection: sqlite3.Connection, old: _Lists, name: str, elements: tuple[str, ...]) -> tuple[int, int]:
+    def _put_list(
+        self, connection: sqlite3.Connection, id: str, old: _Lists, name: str, elements: tuple[str, ...]
+    ) -> tuple[int, int]:
         stored = old.elements.get(name, ())
         start = common_prefix(stored, elements)
         if name in old.refs and start == len(stored):
             branch = old.refs[name][0]
+            extend_branch(connection, branch, elements[start:], start)
         else:
-            branch, start = connection.execute("SELECT COALESCE(MAX(branch), 0) + 1 FROM checkpoint_lists").fetchone()[0], 0
-        rows = [(branch, position, body) for position, body in enumerate(elements[start:], start)]
-        connection.executemany("INSERT INTO checkpoint_lists (branch, position, body) VALUES (?, ?, ?)", rows)
+            transcript = self._sessions.bodies_in(connection, base_session(id))
+            branch = begin_branch(connection, elements, None if transcript is None else base_in(*transcript, elements))
         return branch, len(elements)
 
     def _add_history(self, connection: sqlite3.Connection, entry: tuple[object, ...], is_new: bool) -> set[int]:
@@ -191,8 +194,7 @@ def _refs(lists: str, id: str) -> Refs:
 
 
 def _elements(connection: sqlite3.Connection, id: str, branch: int, count: int) -> tuple[str, ...]:
-    query = "SELECT body FROM checkpoint_lists WHERE branch = ? AND position < ? ORDER BY position"
-    found = tuple(row[0] for row in connection.execute(query, (branch, count)))
+    found = read_branch(connection, branch, count)
     if len(found) != count:
         raise damaged(_named(id), f"{len(found)} of the {count} elements of a list are there")
     return found
@@ -217,7 +219,3 @@ def _branches(connection: sqlite3.Connection, id: str) -> set[int]:
         with suppress(StorageError):
             found.update(branch for branch, _ in _refs(lists, id).values())
     return found
-
-
-def _delete_branches(connection: sqlite3.Connection, branches: set[int]) -> None:
-    connection.executemany("DELETE FROM checkpoint_lists WHERE branch = ?", [(branch,) for branch in branches])

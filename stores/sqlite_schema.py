@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sqlite3
 import time
 from collections.abc import Sequence
@@ -44,10 +45,16 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             id TEXT PRIMARY KEY, pending TEXT NOT NULL, snapshot TEXT NOT NULL, session_id TEXT, created_at INTEGER NOT NULL,
             updated_at INTEGER NOT NULL, resolved_at INTEGER, token TEXT, decision TEXT)""",
     ),
+    (
+        # The elements of a branch from `shift` on are the first `length` messages of a session.
+        """CREATE TABLE checkpoint_bases (
+            branch INTEGER PRIMARY KEY, session INTEGER NOT NULL, shift INTEGER NOT NULL, length INTEGER NOT NULL)""",
+        "CREATE INDEX checkpoint_bases_by_session ON checkpoint_bases (session)",
+    ),
 )
 """One tuple of statements per schema version; never edited once released, only added to."""
 
-_OUR_TABLES = ("sessions", "messages", "leases", "fences", "checkpoints", "checkpoint_history", "checkpoint_lists", "approvals")
+_OUR_TABLES = {name for statements in MIGRATIONS for name in re.findall(r"CREATE TABLE (\w+)", " ".join(statements))}
 
 
 def open_database(path: str, busy_timeout_ms: int, migrations: Sequence[Sequence[str]] = MIGRATIONS) -> sqlite3.Connection:

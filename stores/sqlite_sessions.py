@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lousho_ray.clock import Clock
@@ -17,6 +17,7 @@ from lousho_ray.stores.entries import SessionInfo, check_limit, epoch_ms, iso, m
 from lousho_ray.stores.json_form import common_prefix, decode_message, encode_message, own
 from lousho_ray.stores.lease import Lease
 from lousho_ray.stores.remembered import Remembered
+from lousho_ray.stores.sqlite_lists import detach
 
 if TYPE_CHECKING:
     import sqlite3
@@ -39,15 +40,13 @@ class _Transcript:
     Attributes:
         key: The session's row.
         messages: The messages as a load returns them.
-        texts: The JSON of those with metadata, by position. Metadata is compared by what it is in JSON, because `1` and `True` are
-            equal in Python; all other fields are compared by `==`.
-        chars: The length of each message's JSON.
+        bodies: The JSON of each. Metadata is compared by what it is in JSON, because `1` and `True` are equal in Python; all other
+            fields are compared by `==`.
     """
 
     key: int
     messages: tuple[Message, ...] = ()
-    texts: Mapping[int, str] = field(default_factory=dict)
-    chars: tuple[int, ...] = ()
+    bodies: tuple[str, ...] = ()
 
     def common_prefix(self, messages: Sequence[Message], what: str) -> int:
         """How many messages at the start are stored already."""
@@ -55,21 +54,18 @@ class _Transcript:
             if old.metadata is None:
                 if old is new or (new.metadata is None and old == new):
                     continue
-            elif new.metadata is not None and self.texts[position] == encode_message(new, what):
+            elif new.metadata is not None and self.bodies[position] == encode_message(new, what):
                 continue
             return position
         return min(len(self.messages), len(messages))
 
     def replaced(self, start: int, messages: Sequence[Message], bodies: Sequence[str], what: str) -> _Transcript:
         """With `messages`, whose JSON is `bodies`, in the place of all from `start` on."""
-        texts = {position: text for position, text in self.texts.items() if position < start}
         kept = list(self.messages[:start])
         for message, body in zip(messages, bodies, strict=True):
-            if message.metadata is not None:
-                texts[len(kept)] = body
-                message = decode_message(body, what)  # metadata as a load returns it, whatever types it was given in
-            kept.append(message)
-        return _Transcript(self.key, tuple(kept), texts, self.chars[:start] + tuple(map(len, bodies)))
+            # Metadata as a load returns it, whatever types it was given in.
+            kept.append(message if message.metadata is None else decode_message(body, what))
+        return _Transcript(self.key, tuple(kept), (*self.bodies[:start], *bodies))
 
 
 class SqliteSessions:
@@ -177,6 +173,15 @@ class SqliteSessions:
         self._remember(id, version, transcript)
         return transcript.messages
 
+    def bodies_in(self, connection: sqlite3.Connection, id: str) -> tuple[int, tuple[str, ...]] | None:
+        """The row of a session and the JSON of its messages; `None` when it was never saved."""
+        row = connection.execute("SELECT key, version FROM sessions WHERE id = ?", (id,)).fetchone()
+        if row is None:
+            return None
+        key, version = row
+        known = self._known.get(id)
+        return key, known[1].bodies if known is not None and known[0] == version else tuple(_bodies(connection, key))
+
     def end_in(self, connection: sqlite3.Connection, id: str, messages: tuple[Message, ...], holder: str, fence: int) -> None:
         """Saves under a lease and gives it back. Called again once that was done, it changes nothing."""
         try:
@@ -197,6 +202,7 @@ class SqliteSessions:
         start = stored.common_prefix(messages, what)
         bodies = [encode_message(message, what) for message in messages[start:]]
         if start < count:
+            detach(connection, stored.key, start)
             connection.execute("DELETE FROM messages WHERE session = ? AND position >= ?", (stored.key, start))
         rows = [(stored.key, position, body) for position, body in enumerate(bodies, start)]
         connection.executemany("INSERT INTO messages (session, position, body) VALUES (?, ?, ?)", rows)
@@ -235,7 +241,7 @@ class SqliteSessions:
         return _Transcript(row[0]).replaced(0, messages[:same], bodies[:same], what), len(found)
 
     def _remember(self, id: str, version: int, transcript: _Transcript) -> None:
-        chars = sum(transcript.chars)
+        chars = sum(map(len, transcript.bodies))
         self._known.put(id, version, transcript, chars + MESSAGE_CHARS * len(transcript.messages))
         if chars > LARGE_CHARS and id not in self._warned:
             self._warned.add(id)
@@ -252,8 +258,11 @@ def _bodies(connection: sqlite3.Connection, key: int) -> list[str]:
 
 
 def _delete_session(connection: sqlite3.Connection, id: str) -> None:
-    connection.execute("DELETE FROM messages WHERE session = (SELECT key FROM sessions WHERE id = ?)", (id,))
-    connection.execute("DELETE FROM sessions WHERE id = ?", (id,))
+    row = connection.execute("SELECT key FROM sessions WHERE id = ?", (id,)).fetchone()
+    if row is not None:
+        detach(connection, row[0])
+        connection.execute("DELETE FROM messages WHERE session = ?", row)
+        connection.execute("DELETE FROM sessions WHERE key = ?", row)
 
 
 def _lease(connection: sqlite3.Connection, id: str) -> Lease | None:

@@ -63,9 +63,9 @@ class SqliteTurns:
         kept = own(messages)
 
         def unit(connection: sqlite3.Connection) -> None:
-            self._sessions.end_in(connection, id, kept, holder, fence)
             self._checkpoints.delete_in(connection, checkpoint)
             if shortened:
                 self._checkpoints.delete_prefix_in(connection, turn_prefix(id))
+            self._sessions.end_in(connection, id, kept, holder, fence)
 
         await self._database.run(unit, write=True)

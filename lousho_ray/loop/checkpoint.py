@@ -17,7 +17,7 @@ from lousho_ray.loop.result import ExecutionResult, ToolCallRecord
 from lousho_ray.loop.state import Decision, RunState, Status
 from lousho_ray.messages import ImagePart, Message, decode_bytes, encode_bytes, user
 from lousho_ray.ports import CheckpointStore
-from lousho_ray.stores.json_form import MALFORMED, FixedJson, damaged, read_message
+from lousho_ray.stores.json_form import MALFORMED, damaged, fixed_message, read_message
 from lousho_ray.stores.saving import SAVE_TIMEOUT_MS, save_in_time
 from lousho_ray.tools.spill import KeptResults
 from lousho_ray.usage import ProviderUsage, StepUsage, Usage
@@ -52,7 +52,7 @@ def opening_record(facts: RunFacts, run_id: str, input: Sequence[Message]) -> di
 
     It is saved with the turn's lease, under the key of the turn, which nobody knows before.
     """
-    messages = [_frozen(message) for message in input]
+    messages = [fixed_message(message) for message in input]
     began = {"runId": run_id, "status": "in-progress", "stepIndex": 0, "revision": 1, OPENING: True, "messages": messages}
     return {**began, **facts.record(), "session": facts.session_id, **facts.optional()}
 
@@ -62,7 +62,7 @@ def freeze(state: RunState) -> dict[str, Any]:
     data: dict[str, Any] = {
         "runId": state.run_id,
         "stepIndex": state.steps,
-        "messages": [_frozen(message) for message in state.messages],
+        "messages": [fixed_message(message) for message in state.messages],
         "openedAt": state.opened_at,
         "toolCalls": [{"id": call.id, "name": call.name, "args": encode_bytes(call.args)} for call in state.tool_calls],
         "toolErrors": state.tool_errors,
@@ -74,7 +74,7 @@ def freeze(state: RunState) -> dict[str, Any]:
     if state.repair_issues:
         data["repairIssues"] = [dict(issue) for issue in state.repair_issues]
     if state.settled:
-        data["settled"] = {call_id: _frozen(message) for call_id, message in state.settled.items()}
+        data["settled"] = {call_id: fixed_message(message) for call_id, message in state.settled.items()}
     if state.begun:
         data["begun"] = sorted(state.begun)
     if state.children:
@@ -268,7 +268,7 @@ class Recorder:
         return {
             **last,
             **self.facts.optional(),
-            "messages": [_frozen(message) for message in result.messages],
+            "messages": [fixed_message(message) for message in result.messages],
             "toolCalls": [{"id": call.id, "name": call.name, "args": encode_bytes(call.args)} for call in result.tool_calls],
             "stepIndex": result.steps,
             "stepUsage": [_step_to_json(entry) for entry in result.step_usage],
@@ -319,7 +319,7 @@ class Recorder:
 
     def _record(self, state: RunState, waiting: tuple[Message, ...]) -> dict[str, Any]:
         data = freeze(state)
-        data["messages"] += [_frozen(message) for message in waiting]
+        data["messages"] += [fixed_message(message) for message in waiting]
         if self.decisions:
             data["decisions"] = {call_id: asdict(decision) for call_id, decision in self.decisions.items()}
         facts = self.facts
@@ -342,14 +342,6 @@ def _behind_open_calls(messages: list[Message]) -> list[Message]:
             open_calls = [call for call in message.tool_calls if call.id not in answered]
             return messages[end:] if open_calls else []
     return []
-
-
-def _frozen(message: Message) -> FixedJson:
-    """A message's JSON form, made once per message."""
-    made: FixedJson | None = message.wire_cache.get("checkpoint")
-    if made is None:
-        made = message.wire_cache["checkpoint"] = FixedJson(message.to_dict())
-    return made
 
 
 def _images(message: Mapping[str, Any]) -> tuple[ImagePart, ...]:
