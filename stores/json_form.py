@@ -234,15 +234,26 @@ class SplitRecord:
 def split(record: Mapping[str, Any], what: str) -> SplitRecord:
     """Takes `record` apart. Which lists are split depends on their length alone, never on what they mean."""
     head: dict[str, Any] = {}
+    short: dict[str, str] = {}
     lists: dict[str, tuple[str, ...]] = {}
     for key, value in record.items():
-        if isinstance(value, list | tuple) and value:
+        if isinstance(value, list | tuple) and value and isinstance(key, str):
             elements = tuple([_element(item, what, key, index) for index, item in enumerate(value)])
             if sum(map(len, elements)) > SPLIT_CHARS:
                 lists[key] = elements
-                continue
-        head[key] = value
-    return SplitRecord(dumps(head, what), lists)
+            else:
+                short[key] = f"[{','.join(elements)}]"
+        else:
+            head[key] = value
+    return SplitRecord(_extended(dumps(head, what), short, what), lists)
+
+
+def _extended(text: str, texts: Mapping[str, str], what: str) -> str:
+    """A JSON object with more keys, whose values are JSON already: nothing is encoded twice."""
+    if not texts:
+        return text
+    more = ",".join([f"{dumps(key, what)}:{value}" for key, value in texts.items()])
+    return f"{text[:-1]}{'' if text == '{}' else ','}{more}}}"
 
 
 def _element(item: Any, what: str, key: str, index: int) -> str:

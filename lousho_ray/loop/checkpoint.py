@@ -17,7 +17,7 @@ from lousho_ray.loop.result import ExecutionResult, ToolCallRecord
 from lousho_ray.loop.state import Decision, RunState, Status
 from lousho_ray.messages import ImagePart, Message, decode_bytes, encode_bytes, user
 from lousho_ray.ports import CheckpointStore
-from lousho_ray.stores.json_form import MALFORMED, damaged, fixed_message, read_message
+from lousho_ray.stores.json_form import MALFORMED, FixedJson, damaged, fixed_message, read_message
 from lousho_ray.stores.saving import SAVE_TIMEOUT_MS, save_in_time
 from lousho_ray.tools.spill import KeptResults
 from lousho_ray.usage import ProviderUsage, StepUsage, Usage
@@ -57,8 +57,22 @@ def opening_record(facts: RunFacts, run_id: str, input: Sequence[Message]) -> di
     return {**began, **facts.record(), "session": facts.session_id, **facts.optional()}
 
 
-def freeze(state: RunState) -> dict[str, Any]:
-    """The state of a run as JSON."""
+class StepForms:
+    """The JSON forms of what each step of a run used, each made once: a run records all of them again at every step."""
+
+    def __init__(self) -> None:
+        self._made: list[tuple[StepUsage, FixedJson]] = []
+
+    def of(self, entries: Sequence[StepUsage]) -> list[FixedJson]:
+        made = self._made
+        for index, entry in enumerate(entries):
+            if index == len(made) or made[index][0] is not entry:
+                made[index:] = [(entry, FixedJson(_step_to_json(entry)))]
+        return [form for _, form in made[: len(entries)]]
+
+
+def freeze(state: RunState, forms: StepForms | None = None) -> dict[str, Any]:
+    """The state of a run as JSON; `forms` keeps what the next call for the same run can take over."""
     data: dict[str, Any] = {
         "runId": state.run_id,
         "stepIndex": state.steps,
@@ -67,7 +81,7 @@ def freeze(state: RunState) -> dict[str, Any]:
         "toolCalls": [{"id": call.id, "name": call.name, "args": encode_bytes(call.args)} for call in state.tool_calls],
         "toolErrors": state.tool_errors,
         "usage": state.usage.to_dict(),
-        "stepUsage": [_step_to_json(entry) for entry in state.step_usage],
+        "stepUsage": (forms or StepForms()).of(state.step_usage),
     }
     if state.reasoning:
         data["reasoning"] = list(state.reasoning)
@@ -213,6 +227,7 @@ class Recorder:
         self.own = True
         """`False` for the turn of an earlier call, which a later one finishes first: aborting that one does not drop it."""
         self._revision: int = 0 if saved is None else saved.get("revision", 0) + TAKEN_UP
+        self._forms = StepForms()
         self._over = False
         self._lock = asyncio.Lock()
         self._asked = 0
@@ -271,7 +286,7 @@ class Recorder:
             "messages": [fixed_message(message) for message in result.messages],
             "toolCalls": [{"id": call.id, "name": call.name, "args": encode_bytes(call.args)} for call in result.tool_calls],
             "stepIndex": result.steps,
-            "stepUsage": [_step_to_json(entry) for entry in result.step_usage],
+            "stepUsage": self._forms.of(result.step_usage),
             "usage": result.usage.to_dict(),
             "toolErrors": result.tool_errors,
             "settled": {},
@@ -318,7 +333,7 @@ class Recorder:
         self._last = record
 
     def _record(self, state: RunState, waiting: tuple[Message, ...]) -> dict[str, Any]:
-        data = freeze(state)
+        data = freeze(state, self._forms)
         data["messages"] += [fixed_message(message) for message in waiting]
         if self.decisions:
             data["decisions"] = {call_id: asdict(decision) for call_id, decision in self.decisions.items()}
