@@ -4,7 +4,7 @@
 
 0 workers: in this process. Everything runs on this machine: the driver (this process), the workers and the model server share its
 cores, and the start of the workers is part of the time. Each kind of process is shown with its CPU time a sample. The rate without
-the start is that of the last 80 % of the samples.
+the start is that of the second half of the samples.
 
 With `--share` the driver, the model server and each worker get that share of a core (see `slowed.py`).
 """
@@ -23,9 +23,9 @@ from pathlib import Path
 import ray
 from eval_suite import suite
 from model_server import Plan, model_server
-from slowed import Slowed, below, title
+from slowed import below, slowed, title
 
-LOOK_EVERY_S = 0.2
+LOOK_EVERY_S = 0.5
 OTHER = "rest of Ray"
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -75,14 +75,14 @@ def kind_of(pid: int) -> str:
     name = title(pid)
     if pid == os.getpid():
         return "driver"
-    kinds = {"model_server.py": "model server", "ray::EvalWorker": "workers", "ray::EvalBoard": "board"}
+    kinds = {"slowed.py": "watcher", "model_server.py": "model server", "ray::EvalWorker": "workers", "ray::EvalBoard": "board"}
     return next((kind for text, kind in kinds.items() if text in name), OTHER)
 
 
 def settled_rate(ends: list[float]) -> float:
-    """Samples per second from the moment on at which a fifth had ended."""
+    """Samples per second from the moment on at which half of them had ended."""
     ends.sort()
-    first = len(ends) // 5
+    first = len(ends) // 2
     return (len(ends) - first) / (ends[-1] - ends[first])
 
 
@@ -113,10 +113,7 @@ def main() -> None:
                 ray.init("local", num_cpus=workers, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
             with ExitStack() as stack:
                 if given.share is not None:
-                    slowed = stack.enter_context(
-                        Slowed(given.share, lambda name: "ray::EvalWorker" in name or "model_server" in name)
-                    )
-                    slowed.hold(os.getpid())
+                    stack.enter_context(slowed(given.share, "ray::EvalWorker", "model_server.py"))
                 for _ in range(given.rounds):
                     asyncio.run(measure(url, workers, given.samples, given.at_once))
             if workers:

@@ -7,61 +7,33 @@ so is how the parts of a system divide its work; the figures are those of a mach
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Callable
-from contextlib import suppress
+import select
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 
 CONTROLLER = Path("/sys/fs/cgroup/cpu")
 PERIOD_US = 10_000
-LOOK_EVERY_S = 0.05
+WEIGHT = 100_000
+"""Against the 1,024 of any other process: the share is had, whoever else uses the machine."""
+
+LOOK_EVERY_S = 0.1
 
 
-class Slowed:
-    """While the block runs, processes for which `chosen(name)` holds get `share` of a core each, from soon after their start on.
-
-    `name` is the title of a process that is below this one, such as `ray::IDLE`. `hold()` takes others.
+@contextmanager
+def slowed(share: float, *names: str) -> Iterator[None]:
+    """While the block runs, this process gets `share` of a core, and so does each below it in whose title one of the names is, such
+    as `ray::`, from soon after its start on. A process of its own, with no quota, looks for them.
     """
-
-    def __init__(self, share: float, chosen: Callable[[str], bool] = lambda name: False) -> None:
-        if not os.access(CONTROLLER / "cgroup.procs", os.W_OK):
-            raise SystemExit(f"A share of a core needs Linux with cgroups v1 and root: {CONTROLLER} cannot be written.")
-        self._share = share
-        self._chosen = chosen
-        self._groups: dict[int, Path] = {}
-        self._over = threading.Event()
-        self._watcher = threading.Thread(target=self._watch, daemon=True)
-
-    def hold(self, pid: int) -> None:
-        """Gives a process, with all its threads, its share."""
-        if pid in self._groups:
-            return
-        group = self._groups[pid] = CONTROLLER / f"slowed-{os.getpid()}-{pid}"
-        group.mkdir()
-        (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
-        (group / "cpu.cfs_quota_us").write_text(str(int(PERIOD_US * self._share)))
-        with suppress(OSError):  # it has just ended
-            (group / "cgroup.procs").write_text(str(pid))
-
-    def __enter__(self) -> Slowed:
-        self._watcher.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._over.set()
-        self._watcher.join()
-        for group in self._groups.values():
-            for pid in (group / "cgroup.procs").read_text().split():
-                with suppress(OSError):
-                    (CONTROLLER / "cgroup.procs").write_text(pid)
-            group.rmdir()
-
-    def _watch(self) -> None:
-        while not self._over.wait(LOOK_EVERY_S):
-            for pid in below(os.getpid()):
-                if pid not in self._groups and self._chosen(title(pid)):
-                    self.hold(pid)
+    if not os.access(CONTROLLER / "cgroup.procs", os.W_OK):
+        raise SystemExit(f"A share of a core needs Linux with cgroups v1 and root: {CONTROLLER} cannot be written.")
+    watcher = subprocess.Popen([sys.executable, __file__, str(os.getpid()), str(share), *names], stdin=subprocess.PIPE)
+    try:
+        yield
+    finally:
+        watcher.communicate()  # closes its input, which ends it
 
 
 def below(pid: int) -> list[int]:
@@ -79,3 +51,35 @@ def title(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").strip()
     except OSError:
         return ""
+
+
+def watch(root: int, share: float, names: list[str]) -> None:
+    """Holds the process `root` and those below it that have one of the names, until the input ends."""
+    groups: dict[int, Path] = {}
+    try:
+        while not select.select([sys.stdin], [], [], LOOK_EVERY_S)[0]:
+            for pid in (root, *below(root)):
+                if pid not in groups and pid != os.getpid() and (pid == root or any(name in title(pid) for name in names)):
+                    groups[pid] = hold(pid, share)
+    finally:
+        for group in groups.values():
+            for pid in map(int, (group / "cgroup.procs").read_text().split()):
+                with suppress(OSError):
+                    (CONTROLLER / "cgroup.procs").write_text(str(pid))
+            group.rmdir()
+
+
+def hold(pid: int, share: float) -> Path:
+    """Gives a process, with all its threads, its share; the group it is in then."""
+    group = CONTROLLER / f"slowed-{os.getpid()}-{pid}"
+    group.mkdir()
+    (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+    (group / "cpu.cfs_quota_us").write_text(str(int(PERIOD_US * share)))
+    (group / "cpu.shares").write_text(str(WEIGHT))
+    with suppress(OSError):  # it has just ended
+        (group / "cgroup.procs").write_text(str(pid))
+    return group
+
+
+if __name__ == "__main__":
+    watch(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:])

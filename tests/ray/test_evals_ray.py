@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -18,9 +19,13 @@ import pytest
 
 from lousho_ray import semconv
 from lousho_ray.actors import eval_pool, liveness
-from lousho_ray.evals.loading import MODULE_PREFIX
+from lousho_ray.actors.eval_worker import EvalWorkerActor
+from lousho_ray.actors.event_parcel import unpacked
+from lousho_ray.evals.hosting import HostSetup, ShippedCase, case_files
+from lousho_ray.evals.loading import MODULE_PREFIX, plan_suite
 from lousho_ray.evals.results import read_results
 from lousho_ray.evals.suite import Outcome, Suite, SuiteOptions
+from lousho_ray.limits.budget import LocalLedger
 from lousho_ray.testing.fake_server import FakeServer, RecordedRequest, Reply
 from tests.unit.evals_support import console
 from tests.unit.span_support import Recorder
@@ -284,3 +289,28 @@ async def test_spans_that_are_open_on_a_worker_that_dies_end_as_errors(tmp_path:
     assert spans.open == {}
     assert len(lost) == 2 * outages, "the run and the call of each case that was lost"
     assert len(spans.named("invoke_agent")) == 12
+
+
+async def test_a_worker_takes_cases_meant_for_its_life_and_one_that_cannot_be_read_is_no_trouble_of_the_others(
+    tmp_path: Path, server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    plan = await plan_suite([write(tmp_path, server, 3) / "many.eval.py"], tmp_path)
+    worker = EvalWorkerActor(HostSetup(str(tmp_path), case_files(plan.cases, plan.versions)), LocalLedger)
+    life = await worker.ready()
+    cases = [ShippedCase.of(case) for case in plan.cases]
+    cases[1] = cases[1]._replace(value=b"no pickle")
+    assert (await worker.exchange("an earlier life", pickle.dumps(cases), 0)).life == life
+    ended: dict[str, Any] = {}
+    sent, cursor = pickle.dumps(cases), 0
+    while len(ended) < 3:
+        reports = await worker.exchange(life, sent, cursor)
+        sent, cursor = None, reports.cursor
+        ended.update({report.key: report.item for report in unpacked(reports.parcel)})
+    await worker.close()
+    records = [ended[case.key].record for case in cases]
+    assert [record.status for record in records] == ["failed", "outage", "passed"]
+    assert "UnpicklingError" in records[1].error["name"]
+    assert [json.loads(ended[case.key].line)["case"] for case in cases] == ["c000", "c001", "c002"]
+    assert len(server.requests) == 2, "those that were meant for an earlier life were not started"
