@@ -106,6 +106,8 @@ class RunHost(SessionHost):
         facts = RunFacts(self._definition.name, self._name, call.principal, call.metadata, self._definition.fingerprint)
         facts.business_state = _kept(call.business_state, saved)
         recorder = self._recorder(self._id, facts, saved)
+        if recorder is not None:
+            recorder.held = lease.held
         context = self._context(turn, emitter, facts, recorder)
         context.input, context.call, context.approve_in_code = request.input, call, not request.observed
         context.commit = lambda result: self._commit(result, recorder, lease)

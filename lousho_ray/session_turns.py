@@ -100,6 +100,8 @@ class SessionTurns(SessionRecords):
         ready: Callable[[RunDeps], Awaitable[None]] | None = None,
     ) -> ExecutionResult[Any]:
         """Runs a turn from its start."""
+        if recorder is not None:
+            recorder.held = lease.held
         context = self._context(turn, emitter, facts, recorder)
         context.input, context.history, context.call = input, history, call
         context.approve_in_code = not observed
@@ -231,6 +233,7 @@ class SessionTurns(SessionRecords):
         context.resume, context.decisions, context.resolved = left.state, left.decisions, left.resolved
         context.approve_in_code = not observed
         if recorder is not None:
+            recorder.held = lease.held
             recorder.decisions.update(left.decisions)
         context.call = replace(call or CallOptions(), principal=left.facts.principal, metadata=left.facts.metadata)
         begun = Continuation.of(left.state.messages) if recorder is None else None
@@ -295,7 +298,8 @@ class SessionTurns(SessionRecords):
             await lease.save(messages)
             return
         shortened = len(messages) <= turn_length(recorder.key)
-        if await lease.end(messages, recorder, shortened=shortened):
+        # One that is finished on the way keeps the lease for the turn that comes after it.
+        if recorder.own and await lease.end(messages, recorder, shortened=shortened):
             return
         replaces = transcript_digest(await lease.load()) if shortened else None
         # Both in one go: either alone is enough to find the turn again after a crash.
@@ -318,6 +322,8 @@ class SessionTurns(SessionRecords):
         store, asked = self._parts.checkpoints, self._definition
         if store is None:
             return None
+        if saved is not None:
+            check_record(saved)
         return Recorder(store, key, facts, saved=saved, timeout_ms=asked.store_timeout_ms, keeps_results=asked.spill_tool_results)
 
     def _context(self, turn: LocalRun, emitter: Emitter, facts: RunFacts, recorder: Recorder | None) -> RunContext:

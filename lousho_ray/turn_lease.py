@@ -119,7 +119,7 @@ class TurnLease:
         _IN_USE.discard(self._holder)
         if self._fence is not None:
             fence, self._fence = self._fence, None
-            with suppress(LoushoError):  # A lease that cannot be given back runs out by itself.
+            with suppress(Exception):  # A lease that cannot be given back runs out by itself.
                 await self._sessions.release(self._id, self._holder, fence)
 
     async def load(self) -> list[Message]:
@@ -225,7 +225,7 @@ class TurnLease:
         fence = self._fence
         if fence is None:
             return
-        with suppress(LoushoError):  # A store that fails once may answer in time for the next renewal.
+        with suppress(Exception):  # A store that fails once may answer in time for the next renewal.
             if not await self._sessions.renew(self._id, self._holder, fence, LEASE_MS):
                 log.warning("Session %r was taken over by another process; this turn is stopped.", self._id)
                 self._abort.abort("The session was taken over by another process.")

@@ -164,10 +164,15 @@ def _version(connection: sqlite3.Connection, path: str, migrations: Sequence[Seq
     return version
 
 
-def identity(path: str) -> tuple[int, int] | None:
-    """Which file is at `path` now; `None` when there is none."""
-    if path == MEMORY:
-        return None
+Identity = tuple[tuple[int, int] | None, tuple[int, int] | None]
+
+
+def identity(path: str) -> Identity:
+    """Which file is at `path` now, and which log (`-wal`) is beside it; `None` where there is none."""
+    return (None, None) if path == MEMORY else (_file(path), _file(f"{path}-wal"))
+
+
+def _file(path: str) -> tuple[int, int] | None:
     try:
         found = os.stat(path)
     except OSError:
@@ -176,10 +181,10 @@ def identity(path: str) -> tuple[int, int] | None:
 
 
 def gone(path: str) -> StorageError:
-    """The file was taken away while it was open: what is written to it from then on nobody would ever read."""
+    """The file, or its log, was taken away while it was open: what is written to it from then on nobody would ever read."""
     return StorageError(
-        f"The SQLite store {path} was removed or replaced while it was open. Nothing was changed; the next call opens what is "
-        "there then, or begins a new file.",
+        f"The SQLite store {path} (or its -wal file) was removed or replaced while it was open. Nothing was changed; the next call "
+        "opens what is there then, or begins a new file.",
         path=path,
     )
 

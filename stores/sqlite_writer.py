@@ -23,7 +23,7 @@ from threading import Lock, Thread
 from typing import Any, TypeVar
 
 from lousho_ray.errors import StorageError
-from lousho_ray.stores.sqlite_schema import failure, gone, identity, is_busy, open_database
+from lousho_ray.stores.sqlite_schema import Identity, failure, gone, identity, is_busy, open_database
 
 T = TypeVar("T")
 Unit = Callable[[sqlite3.Connection], T]
@@ -134,8 +134,8 @@ class _Owner:
         self.busy_timeout_ms = busy_timeout_ms
         self.queue: SimpleQueue[Job | None] = SimpleQueue()
         self.connection: sqlite3.Connection | None = None
-        self.opened: tuple[int, int] | None = None
-        """The device and number of the open file: another one may come into its place."""
+        self.opened: Identity = (None, None)
+        """The open file and its log: others may come into their places."""
         self.transactions = 0
 
     def serve(self) -> None:

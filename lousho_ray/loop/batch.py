@@ -184,7 +184,7 @@ class ToolBatch:
         """Writes down that a call with a once-only effect starts, before it does."""
         self._state.begun.add(call.id)
         if self._deps.recorder is not None:
-            await self._deps.recorder.save(self._state, lambda: self._deps.inbox.pending)
+            await self._deps.recorder.begin(self._state, lambda: self._deps.inbox.pending)
 
     async def _checkpoint(self, index: int) -> None:
         """Saves the results that are in. A save that fails fails the run, once the running calls have settled."""

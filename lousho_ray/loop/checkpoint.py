@@ -7,7 +7,7 @@ asked for while one is being written become one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, get_args
 
@@ -15,12 +15,13 @@ from lousho_ray.errors import StorageError, error_name, message_of
 from lousho_ray.loop.inbox import Inbox
 from lousho_ray.loop.result import ExecutionResult, ToolCallRecord
 from lousho_ray.loop.state import Decision, RunState, Status
+from lousho_ray.loop.step_json import StepForms, step_from_json
 from lousho_ray.messages import ImagePart, Message, decode_bytes, encode_bytes, user
 from lousho_ray.ports import CheckpointStore
-from lousho_ray.stores.json_form import MALFORMED, FixedJson, damaged, fixed_message, read_message
+from lousho_ray.stores.json_form import MALFORMED, damaged, fixed_message, read_message
 from lousho_ray.stores.saving import SAVE_TIMEOUT_MS, save_in_time
 from lousho_ray.tools.spill import KeptResults
-from lousho_ray.usage import ProviderUsage, StepUsage, Usage
+from lousho_ray.usage import Usage
 
 OPENING = "opening"
 """The key that marks the record of a turn which has not begun: its messages are the input alone."""
@@ -55,20 +56,6 @@ def opening_record(facts: RunFacts, run_id: str, input: Sequence[Message]) -> di
     messages = [fixed_message(message) for message in input]
     began = {"runId": run_id, "status": "in-progress", "stepIndex": 0, "revision": 1, OPENING: True, "messages": messages}
     return {**began, **facts.record(), "session": facts.session_id, **facts.optional()}
-
-
-class StepForms:
-    """The JSON forms of what each step of a run used, each made once: a run records all of them again at every step."""
-
-    def __init__(self) -> None:
-        self._made: list[tuple[StepUsage, FixedJson]] = []
-
-    def of(self, entries: Sequence[StepUsage]) -> list[FixedJson]:
-        made = self._made
-        for index, entry in enumerate(entries):
-            if index == len(made) or made[index][0] is not entry:
-                made[index:] = [(entry, FixedJson(_step_to_json(entry)))]
-        return [form for _, form in made[: len(entries)]]
 
 
 def freeze(state: RunState, forms: StepForms | None = None) -> dict[str, Any]:
@@ -173,7 +160,7 @@ def _thawed(data: Mapping[str, Any], run_id: str) -> tuple[RunState, list[Messag
         opened_at=min(data.get("openedAt", len(messages)), len(messages)),
         steps=data.get("stepIndex", 0),
         usage=Usage.from_dict(data.get("usage", {})),
-        step_usage=[_step_from_json(entry) for entry in data.get("stepUsage", ())],
+        step_usage=[step_from_json(entry) for entry in data.get("stepUsage", ())],
         tool_calls=[ToolCallRecord(call["id"], call["name"], decode_bytes(call.get("args"))) for call in data.get("toolCalls", ())],
         tool_errors=data.get("toolErrors", 0),
         reasoning=list(data.get("reasoning", ())),
@@ -224,6 +211,8 @@ class Recorder:
         self._attempts: int = (saved or {}).get("attempts", 0)
         self._store = store
         self._timeout_ms = timeout_ms
+        self.held: Callable[[], Awaitable[bool]] | None = None
+        """Whether nobody has taken the run over."""
         self.own = True
         """`False` for the turn of an earlier call, which a later one finishes first: aborting that one does not drop it."""
         self._revision: int = 0 if saved is None else saved.get("revision", 0) + TAKEN_UP
@@ -254,6 +243,16 @@ class Recorder:
             covers = self._asked
             await self._write({**self._record(state, waiting()), "status": status, **extra})
             self._saved = covers
+
+    async def begin(self, state: RunState, waiting: Callable[[], tuple[Message, ...]]) -> None:
+        """Saves that a call starts which may not be repeated. When this returns, whoever takes the run over will read it.
+
+        Raises:
+            StorageError: `LOUSHO_STORAGE_FAILED`: the run was taken over already.
+        """
+        await self.save(state, waiting)
+        if self.held is not None and not await self.held():
+            raise StorageError(f"Run '{self.key}' was taken over by another process; a call with effect='once' was not started.")
 
     async def decide(self, call_id: str, decision: Decision, state: RunState, waiting: tuple[Message, ...]) -> None:
         """Replaces a pause by the run in progress with its decision: a crash from here on does not ask again."""
@@ -361,40 +360,3 @@ def _behind_open_calls(messages: list[Message]) -> list[Message]:
 
 def _images(message: Mapping[str, Any]) -> tuple[ImagePart, ...]:
     return tuple(part for part in read_message(message).content if isinstance(part, ImagePart))
-
-
-def _step_to_json(entry: StepUsage) -> dict[str, Any]:
-    used = entry.usage
-    data = {
-        "step": entry.step,
-        "model": entry.model,
-        "promptTokens": used.prompt_tokens,
-        "completionTokens": used.completion_tokens,
-        "cachedInputTokens": used.cached_input_tokens,
-        "cacheWriteTokens": used.cache_write_tokens,
-        "reasoningTokens": used.reasoning_tokens,
-        "reportedCostUsd": used.cost_usd,
-        "estimated": entry.estimated,
-        "costUsd": entry.cost_usd,
-        "purpose": entry.purpose,
-    }
-    return {key: value for key, value in data.items() if value is not None}
-
-
-def _step_from_json(data: Mapping[str, Any]) -> StepUsage:
-    used = ProviderUsage(
-        data.get("promptTokens", 0),
-        data.get("completionTokens", 0),
-        data.get("cachedInputTokens"),
-        data.get("cacheWriteTokens"),
-        data.get("reasoningTokens"),
-        data.get("reportedCostUsd"),
-    )
-    return StepUsage(
-        data.get("step", 0),
-        data.get("model", "unknown"),
-        used,
-        data.get("estimated", False),
-        data.get("costUsd"),
-        data.get("purpose"),
-    )

@@ -130,6 +130,10 @@ class StateRecorder(Protocol):
         """Returns once the state, as it is now or newer, is stored. `waiting` gives the input that has not joined yet."""
         ...
 
+    async def begin(self, state: RunState, waiting: Callable[[], tuple[Message, ...]]) -> None:
+        """Saves that a call starts which may not be repeated; raises when the run was taken over."""
+        ...
+
     def note(self, state: RunState, inbox: Inbox) -> None:
         """Saves soon, without waiting: input was queued."""
         ...

@@ -48,10 +48,15 @@ class Mortal:
     def __init__(self) -> None:
         self.dead = False
         self.left: int | None = None
-        self.lost_replies = 0
+        self.faults: list[int] = []
+        self.faulty = False
+        """Whether a store has failed, or done something whose answer was lost."""
 
     def die_in(self, moments: int) -> None:
         self.left = moments
+
+    def fail_in(self, moments: int) -> None:
+        self.faults.append(moments)
 
     def pass_by(self) -> None:
         if self.left is not None and not self.dead:
@@ -59,6 +64,15 @@ class Mortal:
             self.dead = self.left < 0
         if self.dead:
             raise StorageError("The process is dead.")
+
+    def reach(self) -> None:
+        """The way to a store, or back from it."""
+        self.pass_by()
+        self.faults = [left - 1 for left in self.faults]
+        if any(left < 0 for left in self.faults):
+            self.faults = [left for left in self.faults if left >= 0]
+            self.faulty = True
+            raise ConnectionError("The connection was lost.")
 
     def part(self, inner: Any) -> Any:
         return MortalPart(self, inner)
@@ -83,9 +97,9 @@ class MortalPart:
             return method
 
         async def call(*args: Any, **options: Any) -> Any:
-            self._mortal.pass_by()
+            self._mortal.reach()
             answer = await method(*args, **options)
-            self._mortal.pass_by()
+            self._mortal.reach()
             return answer
 
         return call
@@ -190,8 +204,8 @@ class World:
 
     # ------------------------------------------------------------------------------------------------------------- the rules
 
-    async def check(self) -> None:
-        """Everything has come to rest: the rules must hold."""
+    async def check(self, *, released: bool = True) -> None:
+        """Everything has come to rest: the rules must hold. `released` is whether every lease could be given back."""
         assert not self.broken, self.broken
         transcript, whole = await self.kept()
         check_valid(transcript)
@@ -207,7 +221,7 @@ class World:
             assert order == sorted(order), f"inputs are out of order: {order}"
         ask = getattr(self.store.sessions, "holder", None)
         holder = None if ask is None else await ask(SESSION)
-        assert holder is None, f"{holder} still has the lease"
+        assert holder is None or not released, f"{holder} still has the lease"
 
     async def drop_pending(self) -> None:
         """A pending turn may be dropped by what comes: its inputs may be gone afterwards."""
@@ -292,16 +306,16 @@ class Process:
             return "may"
         except SessionAwaitingApprovalError:
             return "never"
-        except LoushoError as error:
-            if self.mortal.dead or self.world.shared:
+        except Exception as error:
+            if self.mortal.dead or self.mortal.faulty or self.world.shared:
                 return "may"
-            if error.code in REFUSED:
+            if getattr(error, "code", None) in REFUSED:
                 return "never"
             if isinstance(error, CompactedLLMProviderError):
                 # The turn of an earlier call may have failed again, which it is to be finished before this one.
                 return "must" if error in self.failed or call.calm else "may"
             raise
-        if result is None or call.stopped:
+        if result is None or call.stopped or self.mortal.faulty or self.world.shared:
             return "may"
         return "may" if result.finish_reason == "aborted" else "must"
 
@@ -475,26 +489,37 @@ async def stop(world: World) -> None:
 
 
 async def settle(world: World) -> None:
-    if any(call.stopped for call in world.process.calls):
+    """All calls end. The next process finds what one left that died, failed, or was taken over."""
+    if any(call.stopped for process in world.processes for call in process.calls):
         await world.drop_pending()
-    await world.process.settle()
-    if world.process.mortal.dead:
-        await bury(world)
-    if len(world.processes) == 1:
-        await world.check()
+    for process in world.processes:
+        await process.settle()
+    if world.shared:
+        world.added.update(world.expected)  # two processes have no order of calls
+    world.shared = False
+    over = any(process.mortal.dead or process.mortal.faulty for process in world.processes)
+    world.processes = world.processes[-1:]
+    await world.check(released=not over)
+    if over:
+        world.processes = [Process(world)]
+        world.clock.advance(31_000)
 
 
-async def bury(world: World) -> None:
-    """The next process finds what the dead one left, once its lease has run out."""
-    world.processes.remove(world.process)
-    if not world.processes:
+async def take_over(world: World) -> None:
+    """The process sleeps for longer than its lease, and wakes up while another one is at work."""
+    if len(world.processes) == 1 and world.process.calls:
+        world.shared = True
+        world.clock.advance(31_000)
         world.processes.append(Process(world))
-    world.clock.advance(31_000)
-    world.shared = len(world.processes) > 1
+
+
+async def fail(world: World) -> None:
+    world.process.mortal.fail_in(world.dice.randrange(40))
 
 
 async def decide(world: World) -> None:
     await settle(world)
+    undisturbed(world)
     process = world.process
     pending = await process.handles["wait"].pending()
     if pending is None or pending.approval_id is None:
@@ -516,6 +541,7 @@ async def resume(world: World) -> None:
 async def resume_agrees(world: World) -> None:
     """`pending()` says what a `resume()` will do."""
     await settle(world)
+    undisturbed(world)
     process = world.process
     pending, before = await process.handles["wait"].pending(), dict(world.ran)
     if pending is None:
@@ -542,6 +568,7 @@ async def discard(world: World) -> None:
     if any(not call.task.done() for call in world.process.calls):
         return
     await settle(world)
+    undisturbed(world)
     await world.drop_pending()
     await world.process.handles["wait"].discard_pending()
     assert await world.process.handles["wait"].pending() is None
@@ -551,13 +578,15 @@ async def discard(world: World) -> None:
 
 async def compact(world: World) -> None:
     await settle(world)
+    undisturbed(world)
     with suppress(LoushoError):
         await world.process.handles["wait"].compact(protected_tokens=10)
-    await world.check()
+    await settle(world)
 
 
 async def fork(world: World) -> None:
     await settle(world)
+    undisturbed(world)
     session = world.process.handles["wait"]
     steps = len(await session.history())
     made = await session.fork(world.dice.randrange(steps + 1))
@@ -570,6 +599,7 @@ async def fork(world: World) -> None:
 
 async def clear(world: World) -> None:
     await settle(world)
+    undisturbed(world)
     world.forget_inputs()
     try:
         await world.process.handles["wait"].clear()
@@ -608,7 +638,14 @@ OPERATIONS: Mapping[Operation, int] = {
     fork: 1,
     clear: 1,
     die: 2,
+    fail: 2,
+    take_over: 2,
 }
+
+
+def undisturbed(world: World) -> None:
+    """What comes is no turn, whose failures are told apart by what they leave."""
+    world.process.mortal.faults.clear()
 
 
 async def live(store: Any, clock: FakeClock, seed: int, steps: int = 60) -> World:
@@ -623,6 +660,7 @@ async def live(store: Any, clock: FakeClock, seed: int, steps: int = 60) -> Worl
             told.append(operation.__name__)
             await operation(world)
         await settle(world)
+        undisturbed(world)
         for operation in itertools.cycle((decide, resume)):
             if await world.process.handles["wait"].pending() is None:
                 break

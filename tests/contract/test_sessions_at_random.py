@@ -14,6 +14,7 @@ from lousho_ray.stores.memory import memory_store
 from lousho_ray.stores.sqlite import SqliteStore
 from lousho_ray.testing.clock import FakeClock
 from tests.contract.random_sessions import live
+from tests.contract.s3_server import S3Server, store_of
 
 SEEDS = range(*map(int, os.environ.get("SESSION_SEEDS", "0:10").split(":")))
 """`SESSION_SEEDS=100:900` looks at other lives than the ones that every run of the tests sees."""
@@ -32,3 +33,12 @@ async def test_a_session_keeps_the_rules_whatever_happens(kind: str, seed: int, 
     clock = FakeClock()
     async with STORES[kind](tmp_path, clock) as store:
         await live(store, clock, seed)
+
+
+@pytest.mark.parametrize("seed", SEEDS[:4])
+async def test_a_session_in_a_bucket_keeps_the_rules_whatever_happens(seed: int) -> None:
+    # the same, on S3
+    clock = FakeClock()
+    with S3Server() as server:
+        async with store_of(server, clock=clock) as store:
+            await live(store, clock, seed, steps=25)

@@ -19,7 +19,7 @@ from lousho_ray.stores.sqlite import SqliteStore
 from lousho_ray.testing.clock import FakeClock
 from lousho_ray.tools.tool import tool
 from lousho_ray.turn_lease import LEASE_MS, TurnLease
-from tests.unit.loop_support import Gate, PolicyProvider, agent_of, calls, shape, until
+from tests.unit.loop_support import Gate, PolicyProvider, agent_of, asks, calls, shape, until
 
 
 def failure() -> CompactedLLMProviderError:
@@ -121,6 +121,25 @@ async def test_a_pending_turn_that_pauses_on_the_way_stops_the_call_that_came_af
     assert shape(await session.load()) == ["user:Hi", "assistant:+pay", "tool:pay", "assistant:Done"]
 
 
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+async def test_a_turn_that_comes_after_the_one_it_finished_has_the_lease_too(kind: str, tmp_path: Any) -> None:
+    # SES-48, LES-62, DEC-R3: else two processes would write one session
+    async with memory_store() if kind == "memory" else SqliteStore(tmp_path / "a.db") as store:
+        gate = Gate("slow")
+        session = agent_of(failure(), "Done", calls("slow"), "Next", tools=[gate.tool], store=store).session("s")
+        with pytest.raises(CompactedLLMProviderError):
+            await session.send("Hi")
+        second = asyncio.ensure_future(session.send("More"))
+        await gate.running.wait()
+        assert await store.sessions.holder("s") is not None
+        assert await store.sessions.claim("s", "another/run", 30_000) is None
+        gate.go.set()
+        await second
+        assert await store.sessions.holder("s") is None
+        assert [one.text for one in await session.load() if one.role == "user"] == ["Hi", "More"]
+        assert await store.checkpoints.load("s.turn-0") is None
+
+
 async def test_input_that_joined_a_turn_before_its_first_call_is_kept_when_that_fails() -> None:
     # SES-33, SES-D6, DUR-18
     store = memory_store()
@@ -192,6 +211,29 @@ async def test_saves_of_one_that_was_taken_for_dead_do_not_land_behind_those_of_
     saved = await store.load("s.turn-0")
     assert saved is not None
     assert saved["runId"] == "new"
+
+
+@pytest.mark.parametrize("where", ["session", "run"])
+async def test_a_call_that_may_not_be_repeated_is_not_started_by_one_that_was_taken_over(where: str) -> None:
+    # DEC-R7, LES-62: who took the run over has read its record before the call was in it, and makes the call
+    clock, log = FakeClock(), list[str]()
+    store = memory_store(clock=clock)
+
+    @tool(effect="once")
+    def once() -> str:
+        """May not be repeated."""
+        log.append("once")
+        return "done"
+
+    async def reply(options: Any) -> Any:
+        clock.advance(LEASE_MS + 1)
+        assert await store.sessions.claim("s", "another/run", LEASE_MS) is not None
+        return asks("once")
+
+    agent = create_agent(provider=PolicyProvider(reply), tools=[once], store=store)
+    with pytest.raises(StorageError, match="taken over"):
+        await (agent.session("s").send("Hi") if where == "session" else agent.send("Hi", session_id="s"))
+    assert log == []
 
 
 async def test_input_is_once_in_a_record_that_is_made_while_it_joins() -> None:
