@@ -6,6 +6,8 @@ PIP ?= $(BIN)/python -m pip
 
 # Options of examples/research.py (make demo), of pytest (make test, check, slow).
 ARGS ?=
+# Processes that run the tests: one of them everything that starts clusters or kills processes, the others the rest.
+JOBS ?= 2
 
 RUN_TIME := $(VENV)/.installed
 DEVELOPMENT := $(VENV)/.installed-dev
@@ -28,7 +30,7 @@ demo: $(RUN_TIME)
 	$(BIN)/python examples/research.py $(ARGS)
 
 test: $(DEVELOPMENT)
-	$(BIN)/python -m pytest -m "not slow" $(or $(ARGS),tests)
+	$(BIN)/python -m pytest -m "not slow" $(or $(ARGS),-n $(JOBS) --dist loadgroup tests)
 
 check: $(DEVELOPMENT)
 	$(BIN)/ruff check .

@@ -29,6 +29,7 @@ from lousho_ray.loop.open import CallOptions, RunContext
 from lousho_ray.loop.result import ExecutionResult
 from lousho_ray.loop.run import run
 from lousho_ray.loop_thread import SYNC_LOOP
+from lousho_ray.made_once import MadeOnce, made_once
 from lousho_ray.messages import Message
 from lousho_ray.observing import ObservedPlace, PausedPlace, SessionListeners, observers_of, tell_end
 from lousho_ray.option_checks import SESSION_KEYWORDS, UNSET, check_choice, unknown_keyword
@@ -91,12 +92,12 @@ class Agent(Generic[T]):
     def description(self) -> str | None:
         return self._definition.description
 
-    @functools.cached_property
+    @MadeOnce
     def approvals(self) -> Approvals[T]:
         """The calls of this agent that wait for a person."""
         return Approvals(self._approval_store, self._place_of)
 
-    @functools.cached_property
+    @MadeOnce
     def _own_approvals(self) -> ApprovalStore:
         """Made when it is needed, like `approvals`: most agents never pause, and evals make an agent for each case."""
         return InMemoryApprovalStore()
@@ -237,7 +238,7 @@ class Agent(Generic[T]):
 
     def runtime(self) -> Runtime:
         """The runtime of this agent's actors; asking for it starts nothing."""
-        return _runtime(self._runtime_name)
+        return runtime_named(self._runtime_name)
 
     @functools.cached_property
     def _named_limiters(self) -> list[RateLimiter]:
@@ -362,26 +363,22 @@ class Agent(Generic[T]):
         return f"<Agent {self.name!r} provider={getattr(provider, 'name', None)!r} model={model!r}>"
 
 
-@functools.cache
+@made_once
 def _session_listeners() -> SessionListeners:
     """What listens to the sessions of this process."""
     return SessionListeners()
 
 
-@functools.cache
+@made_once
 def _run_lines() -> SessionLines:
     """The lines of the durable runs of this process."""
     return SessionLines()
 
 
+@made_once
 def runtime_named(name: RuntimeName) -> Runtime:
     """The process's runtime of that kind; asking for it starts nothing."""
-    return _runtime(name)
-
-
-@functools.cache
-def _runtime(name: RuntimeName) -> Runtime:
-    """The process's runtime of that kind. Imported by name: the composition of everything lies above this module."""
+    # Imported by name: the composition of everything lies above this module.
     runtime: Runtime = importlib.import_module("lousho_ray.runtime").create_runtime(name)
     return runtime
 

@@ -39,6 +39,13 @@ def pytest_configure() -> None:
     lousho_ray.errors.STRICT = True
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # For `-n`: what starts clusters and kills processes runs in one worker, one after the other; the rest goes by files.
+    for item in items:
+        together = item.get_closest_marker("ray") or any(item.path.is_relative_to(folder) for folder in ON_RAY)
+        item.add_marker(pytest.mark.xdist_group("processes" if together else item.path.relative_to(FOLDER).as_posix()))
+
+
 @pytest.fixture(autouse=True)
 def _surroundings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if not any(request.path.is_relative_to(folder) for folder in ON_RAY):

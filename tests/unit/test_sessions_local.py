@@ -776,9 +776,9 @@ async def test_a_damaged_transcript_from_elsewhere_still_runs() -> None:
 async def test_sessions_leave_nothing_behind() -> None:
     import gc
 
-    from lousho_ray.agent import _runtime
+    from lousho_ray.agent import runtime_named
 
-    runtime: Any = _runtime("local")
+    runtime: Any = runtime_named("local")
     others = set(runtime._lines._lines)
     store = MemorySessionStore()
     for number in range(20):

@@ -139,7 +139,11 @@ def test_values_have_one_stable_json_form(value: Any, expected: Any) -> None:  #
     assert encode_result(value) == encoded
 
 
-@pytest.mark.parametrize("value", [Opaque(), lambda: 1, object, iter([1]), Broken(), open], ids=repr)
+@pytest.mark.parametrize(
+    "value",
+    [Opaque(), lambda: 1, object, iter([1]), Broken(), open],
+    ids=["object", "function", "class", "iterator", "broken", "built-in"],
+)
 def test_what_json_cannot_carry_is_null_for_the_model_and_described_in_events(value: Any) -> None:  # TOOL-28, RUN-D8, T08
     encoded = encode_result({"kept": 1, "odd": value})
     assert json.loads(encoded.text) == {"kept": 1, "odd": None}
