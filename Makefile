@@ -30,7 +30,7 @@ demo: $(RUN_TIME)
 	$(BIN)/python examples/research.py $(ARGS)
 
 test: $(DEVELOPMENT)
-	$(BIN)/python -m pytest -m "not slow" $(or $(ARGS),-n $(JOBS) --dist loadgroup tests)
+	$(BIN)/python -m pytest -m "not slow" $(or $(ARGS),-n $(JOBS) tests)
 
 check: $(DEVELOPMENT)
 	$(BIN)/ruff check .

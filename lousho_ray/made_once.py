@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Hashable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar, overload
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -35,6 +35,12 @@ def made_once(make: Callable[P, R]) -> Callable[P, R]:
 class MadeOnce(functools.cached_property[R]):
     """A property of an object that is made once."""
 
-    def __get__(self, instance: Any, owner: type[Any] | None = None) -> Any:
+    @overload
+    def __get__(self, instance: None, owner: type[Any] | None = None) -> Self: ...
+
+    @overload
+    def __get__(self, instance: object, owner: type[Any] | None = None) -> R: ...
+
+    def __get__(self, instance: object | None, owner: type[Any] | None = None) -> Self | R:
         with _MAKING:
             return super().__get__(instance, owner)

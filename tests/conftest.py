@@ -7,6 +7,7 @@ import inspect
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -39,11 +40,18 @@ def pytest_configure() -> None:
     lousho_ray.errors.STRICT = True
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # For `-n`: what starts clusters and kills processes runs in one worker, one after the other; the rest goes by files.
-    for item in items:
-        together = item.get_closest_marker("ray") or any(item.path.is_relative_to(folder) for folder in ON_RAY)
-        item.add_marker(pytest.mark.xdist_group("processes" if together else item.path.relative_to(FOLDER).as_posix()))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """For `-n`: what starts clusters and kills processes runs in one process, one after the other; the rest goes by files."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            on_ray = any((config.rootpath / file).is_relative_to(folder) for folder in ON_RAY)
+            return "processes" if on_ray else file
+
+    return ByFile(config, log)
 
 
 @pytest.fixture(autouse=True)

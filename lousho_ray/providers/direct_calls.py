@@ -85,7 +85,8 @@ class DirectCalls:
         self._pool = pool
         self._options: Any = dict(options)
         self._heads: dict[str, Head | None] = {}
-        self._loggers = ((logging.getLogger("httpx2"), logging.INFO), (logging.getLogger(vendor.__name__), logging.DEBUG))
+        who = {"httpx2": logging.INFO, vendor.__name__: logging.DEBUG}  # tells of each call, from which level on
+        self._loggers = tuple((logging.getLogger(name), level) for name, level in who.items())
 
     async def exchange(self, url: str, content: bytes) -> bytes:
         """Sends a body to a URL, a whole one or a path below the client's own, and gives the body of the answer.

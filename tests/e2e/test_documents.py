@@ -123,7 +123,7 @@ def test_check_is_lint_types_floors_and_exactly_the_tests_of_make_test() -> None
         return [line for line in done.stdout.splitlines() if line.startswith(".venv/bin/") and " install " not in line]
 
     tests = [line for line in commands("test") if "pytest" in line]
-    assert [line.removeprefix(".venv/bin/") for line in tests] == ['python -m pytest -m "not slow" -n 2 --dist loadgroup tests']
+    assert [line.removeprefix(".venv/bin/") for line in tests] == ['python -m pytest -m "not slow" -n 2 tests']
     check = commands("check")
     assert [line for line in check if "pytest" in line] == tests
     tools = [line.removeprefix(".venv/bin/").split()[0] for line in check if "pytest" not in line]
