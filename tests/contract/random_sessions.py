@@ -507,7 +507,7 @@ async def settle(world: World) -> None:
 
 async def take_over(world: World) -> None:
     """The process sleeps for longer than its lease, and wakes up while another one is at work."""
-    if len(world.processes) == 1 and world.process.calls:
+    if len(world.processes) == 1 and world.process.calls and hasattr(world.store.sessions, "claim"):
         world.shared = True
         world.clock.advance(31_000)
         world.processes.append(Process(world))
