@@ -85,6 +85,14 @@ class AgentPool:
 
 async def run_case(run: CaseRun) -> CaseRecord:
     """Runs a case in a context of its own. Cancelling it stops the case, waits for it, and gives a record that says so."""
+    try:
+        return await _run_case(run)
+    finally:
+        if run.calls.cassettes is not None:
+            run.calls.cassettes.close()
+
+
+async def _run_case(run: CaseRun) -> CaseRecord:
     started, started_at = time.monotonic(), timestamp(SYSTEM_CLOCK.wall())
     body = _Body(run)
     task = asyncio.get_running_loop().create_task(body.run())

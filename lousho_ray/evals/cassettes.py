@@ -19,7 +19,7 @@ from lousho_ray.evals.loading import PlannedCase
 from lousho_ray.ports import LLMProvider
 from lousho_ray.providers.base import HTTPProvider
 from lousho_ray.providers.resolve import CASSETTE_VARIABLE
-from lousho_ray.testing.cassettes import record_replay
+from lousho_ray.testing.cassettes import Player, Recorder, record_replay
 
 FOLDER = "__cassettes__"
 Mode = Literal["record", "replay", "drift", "auto"]
@@ -105,7 +105,7 @@ class CaseTape:
     committed: Path
     drift_options: DriftOptions | None = None
     drift: list[dict[str, Any]] = field(default_factory=list)
-    _used: int = 0
+    _wrapped: list[Recorder | Player] = field(default_factory=list)
 
     @property
     def replays(self) -> bool:
@@ -125,11 +125,16 @@ class CaseTape:
                     path=str(self.committed),
                 )
             return provider
-        self._used += 1
-        if self.mode == "record" and self._used == 1:
+        if self.mode == "record" and not self._wrapped:
             self._forget_earlier()
-        path = numbered(self.path, self._used)
-        return record_replay(provider, cassette=path, mode=self.mode, hint=self.hint)
+        path = numbered(self.path, len(self._wrapped) + 1)
+        self._wrapped.append(record_replay(provider, cassette=path, mode=self.mode, hint=self.hint))
+        return self._wrapped[-1]
+
+    def close(self) -> None:
+        """Ends the recordings. Their files are complete after every call."""
+        for wrapped in self._wrapped:
+            wrapped.close()
 
     async def review(self, context: EvalContext) -> None:
         """Compares what the case did now with its committed recording. A case without one is missing, which is no drift."""

@@ -48,6 +48,10 @@ class Cassettes(Protocol):
         """The provider that records or replays; called once for each provider, in the order of their first calls."""
         ...
 
+    def close(self) -> None:
+        """Ends the recordings: others may record to the same files."""
+        ...
+
 
 @dataclass(slots=True)
 class SuiteBudget:

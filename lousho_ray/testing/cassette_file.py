@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import secrets
+import threading
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from lousho_ray.clock import SYSTEM_CLOCK, timestamp
-from lousho_ray.errors import CassetteError
+from lousho_ray.errors import CassetteError, ConfigurationError
 from lousho_ray.testing.cassette_values import chunk_of, reply_of
 
 VERSION = 1
 Entry = dict[str, Any]
+
+_recording: weakref.WeakValueDictionary[Path, object] = weakref.WeakValueDictionary()
+_registry = threading.Lock()
 
 
 class Cassette:
@@ -27,11 +33,38 @@ class Cassette:
         self.entries: list[Entry] = []
         self._before = _read(path)
         self._recorded_at = timestamp(SYSTEM_CLOCK.wall())
+        self._writing = asyncio.Lock()
+
+    def claim(self, owner: object) -> None:
+        """Makes the file this recorder's own, until `release()`; one that is dropped unreleased loses it too.
+
+        Raises:
+            ConfigurationError: `LOUSHO_CONFIG_INVALID`: another recorder of this process writes it.
+        """
+        with _registry:
+            if _recording.setdefault(self.path.resolve(), owner) is not owner:
+                raise ConfigurationError(
+                    f"Another provider is recording to {self.path}; give each its own file, or close that one first.",
+                    field="cassette",
+                )
+
+    def release(self, owner: object) -> None:
+        with _registry:
+            if _recording.get(self.path.resolve()) is owner:
+                del _recording[self.path.resolve()]
 
     def reserve(self) -> int:
         """The number of the next call: entries stand in the order in which calls began."""
         self.entries.append({})
         return len(self.entries) - 1
+
+    async def keep(self, number: int, entry: Entry) -> None:
+        self.entries[number] = entry
+        await self.save()
+
+    async def save(self) -> None:
+        async with self._writing:
+            await asyncio.to_thread(self.write)
 
     def write(self) -> None:
         """Replaces the file. Exchanges that are those of the file before are written as they were there, to the byte."""

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 import time
-import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -37,9 +35,6 @@ RECORD_VARIABLE = "LOUSHO_RECORD"
 SHOWN_CHARS = 300
 
 Mode = Literal["auto", "record", "replay"]
-
-_recording: weakref.WeakValueDictionary[Path, Recorder] = weakref.WeakValueDictionary()
-_registry = threading.Lock()
 
 
 def record_replay(
@@ -87,8 +82,17 @@ def _made(provider: Any) -> LLMProvider:
     return check_provider(provider() if callable(provider) and not hasattr(provider, "generate") else provider)
 
 
+async def _close(provider: LLMProvider | None) -> None:
+    close = getattr(provider, "aclose", None)
+    if close is not None:
+        await close()
+
+
 class Recorder:
-    """Records. The file is written after every call; it holds the calls in the order in which they were made."""
+    """Records. The file is written after every call; it holds the calls in the order in which they were made.
+
+    It is this recorder's own until `close()` or `aclose()`; a later call takes it again.
+    """
 
     replays = False
 
@@ -96,11 +100,7 @@ class Recorder:
         self.inner = inner
         self._redact = redact
         self._cassette = Cassette(path, inner.name, inner.default_model)
-        self._writing = asyncio.Lock()
-        with _registry:
-            if path.resolve() in _recording:
-                raise ConfigurationError(f"Another provider is recording to {path}; give each its own file.", field="cassette")
-            _recording[path.resolve()] = self
+        self._cassette.claim(self)
 
     @property
     def name(self) -> str:
@@ -111,7 +111,7 @@ class Recorder:
         return self.inner.default_model
 
     async def generate(self, options: GenerateOptions, /) -> GenerateResult:
-        number = self._cassette.reserve()
+        number = self._reserve()
         try:
             result = await self.inner.generate(options)
         except Exception as error:
@@ -122,7 +122,7 @@ class Recorder:
 
     async def stream(self, options: GenerateOptions, /) -> AsyncGenerator[Chunk, None]:
         """The real stream is read to its end before it is handed on."""
-        number = self._cassette.reserve()
+        number = self._reserve()
         chunks: list[Chunk] = []
         timed: list[dict[str, Any]] = []
         source = None
@@ -147,13 +147,24 @@ class Recorder:
 
     async def save(self) -> None:
         """Writes the file now."""
-        async with self._writing:
-            await asyncio.to_thread(self._cassette.write)
+        await self._cassette.save()
+
+    def close(self) -> None:
+        """Lets another provider record to the file."""
+        self._cassette.release(self)
+
+    async def aclose(self) -> None:
+        """`close()`, also of the provider that is recorded."""
+        self.close()
+        await _close(self.inner)
+
+    def _reserve(self) -> int:
+        self._cassette.claim(self)
+        return self._cassette.reserve()
 
     async def _keep(self, number: int, kind: str, options: GenerateOptions, outcome: Mapping[str, Any]) -> None:
         entry = {"kind": kind, "request": request_json(options), **outcome}
-        self._cassette.entries[number] = redacted(entry, self._redact)
-        await self.save()
+        await self._cassette.keep(number, redacted(entry, self._redact))
 
     def __getattr__(self, name: str) -> Any:
         if name == "inner" or name.startswith("__"):
@@ -215,6 +226,13 @@ class Player:
 
     async def save(self) -> None:
         """Does nothing: there is nothing to write."""
+
+    def close(self) -> None:
+        """Does nothing: a file may be replayed by many."""
+
+    async def aclose(self) -> None:
+        """Closes the provider that was given."""
+        await _close(self.recorded_by)
 
     def _next(self, kind: str, options: GenerateOptions) -> Mapping[str, Any]:
         """The entry that answers a call. A call that is aborted already uses none."""

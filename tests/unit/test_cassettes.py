@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -284,6 +285,40 @@ def test_recording_needs_a_provider_and_a_file_of_its_own(tmp_path: Path) -> Non
     with pytest.raises(ConfigurationError, match="recording to"):
         record_replay(mock_model(["a"]), cassette=tmp_path / "x" / ".." / "c.json", mode="record")
     assert first.name == "mock"
+
+
+async def test_a_recording_that_was_closed_leaves_the_file_to_others_without_garbage_collection(tmp_path: Path) -> None:
+    # CASS-02
+    class Closable:
+        name, default_model, closed = "mock", None, False
+
+        def __init__(self) -> None:
+            self.generate = mock_model(["a", "b"]).generate
+
+        async def aclose(self) -> None:
+            self.closed = True
+
+    inner, path = Closable(), tmp_path / "c.json"
+    gc.disable()
+    try:
+        first = record_replay(inner, cassette=path, mode="record")
+        cycle: list[Any] = [first]
+        cycle.append(cycle)
+        async with create_agent(provider=first) as agent:
+            await agent.send("Hi")
+        assert inner.closed
+        second = record_replay(mock_model(["c"]), cassette=path, mode="record")
+        await second.generate(ask())
+        with pytest.raises(ConfigurationError, match="recording to"):
+            await first.generate(ask())
+        assert json.loads(path.read_text())["entries"][0]["response"]["text"] == "c"
+        first.close()  # has nothing to give up
+        with pytest.raises(ConfigurationError, match="close that one first"):
+            record_replay(mock_model(["d"]), cassette=path, mode="record")
+        second.close()
+        assert (await first.generate(ask())).text == "b"
+    finally:
+        gc.enable()
 
 
 async def test_recording_the_same_again_leaves_the_file_as_it_is(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from lousho_ray.cli import run_lousho
+from lousho_ray.evals import cassettes
 from tests.unit.evals_support import write_evals
 
 BODY = """
@@ -109,6 +111,24 @@ def test_in_ci_cases_with_a_recording_are_replayed_and_the_others_run(project: P
     project.cassette.unlink()
     assert project.run()[1]["results"][0]["reply"] == "Live."
     assert not project.cassette.exists()
+
+
+def test_a_suite_that_has_ended_leaves_its_recordings_to_the_next_one(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    record = cassettes.record_replay
+
+    def kept(*args: Any, **options: Any) -> Any:
+        made.append(record(*args, **options))
+        return made[-1]
+
+    monkeypatch.setattr(cassettes, "record_replay", kept)  # something still holds every recorder, as a cycle would
+    project.script("Three.")
+    gc.disable()
+    try:
+        assert [project.run("--record")[0] for _ in range(3)] == [0, 0, 0]
+    finally:
+        gc.enable()
+    assert len(made) == 3
 
 
 def test_a_failing_case_is_recorded_all_the_same(project: Project) -> None:
