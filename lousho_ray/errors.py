@@ -106,7 +106,10 @@ SDKError = LoushoError
 
 def message_of(error: BaseException) -> str:
     """The bare text of any exception, without a help line and without secrets; its class name when it has no text."""
-    text = error.detail if isinstance(error, LoushoError) else mask_secrets(str(error))
+    try:
+        text = error.detail if isinstance(error, LoushoError) else mask_secrets(str(error))
+    except Exception:  # a class of the caller's whose `__str__` raises
+        text = ""
     return text or type(error).__name__
 
 

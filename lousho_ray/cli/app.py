@@ -5,6 +5,7 @@ Every command is also a function that returns its exit code and never calls `sys
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
@@ -48,6 +49,9 @@ def overview() -> None:
 
 def main() -> None:
     """The entry point of the console script."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # text of a model that the terminal has no bytes for must not end a command
+            stream.reconfigure(errors="backslashreplace")
     sys.exit(run_lousho(sys.argv[1:]))
 
 

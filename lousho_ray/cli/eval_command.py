@@ -78,6 +78,9 @@ def eval_command(
     if patterns and patterns[0] in VERBS:
         limits = _limits(requests_per_minute, tokens_per_minute, max_concurrent)
         return control(patterns[0], patterns[1:], concurrency, limits, as_json=status_json)
+    for name, given in (("--drift-usage", drift_usage), ("--drift-text", drift_text)):
+        if given and not drift:
+            raise ConfigurationError(f"{name} says what --drift compares: give --drift, too, or leave it out.", field=name)
     from lousho_ray.evals.drift import DriftOptions
     from lousho_ray.evals.results import RESULTS_VARIABLE
     from lousho_ray.evals.suite import SuiteOptions
@@ -229,8 +232,13 @@ def _diff(files: Sequence[str]) -> int:
     for file in files:
         if not Path(file).is_file():
             raise ConfigurationError(f"The results file {file} does not exist.", field="diff")
-    before, after = (read_results(Path(file)).records.values() for file in files)
-    found = diff_runs(before, after)
+    runs = [read_results(Path(file)).records.values() for file in files]
+    for file, records in zip(files, runs, strict=True):
+        if not records:
+            raise ConfigurationError(
+                f"{file} holds no eval results: name a file that --results wrote, or one below .lousho/evals.", field="diff"
+            )
+    found = diff_runs(*runs)
     print_diff(found, Console(soft_wrap=True))
     return 1 if found.broken else 0
 

@@ -112,12 +112,28 @@ def read_cases(path: Path) -> list[Any]:
                     return [_json_line(path, number, line) for number, line in enumerate(file, 1) if line.strip()]
             case ".csv":
                 with path.open(encoding="utf-8-sig", newline="") as file:
-                    return list(csv.DictReader(file))
+                    return _csv_rows(path, csv.DictReader(file, strict=True))
             case ".parquet":
                 return parquet().read_table(path).to_pylist()  # type: ignore[no-any-return]
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, csv.Error) as error:
         raise invalid(f"The cases in {path} cannot be read: {error}.") from error
     raise invalid(f"Cases are read from {', '.join(READERS)} files; got {path}.")
+
+
+def _csv_rows(path: Path, reader: csv.DictReader[str]) -> list[dict[str, str]]:
+    """The rows by their columns. A row may be short (its last columns are `None`), but not longer than the header."""
+    names = list(reader.fieldnames or ())
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise invalid(f"{path} has the column {twice[0]!r} twice: rename one of them in its first line.")
+    rows: list[dict[str, str]] = []
+    for row in reader:
+        if None in row:
+            raise invalid(
+                f"Line {reader.line_num} of {path} has more values than the {len(names)} columns {', '.join(names)}: "
+                "put a value that holds a comma in double quotes."
+            )
+        rows.append(row)
+    return rows
 
 
 def _json_line(path: Path, number: int, line: str) -> Any:

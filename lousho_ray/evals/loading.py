@@ -117,7 +117,9 @@ async def plan_suite(files: Sequence[Path], root: Path, tags: Sequence[str] = ()
     for path in files:
         try:
             file = load_file(path, root)
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # the file is run here and may raise anything
             plan.load_errors.append({"file": relative_name(path, root), **describe(error)})
             continue
         plan.versions[file.name] = file.version
@@ -130,7 +132,7 @@ async def plan_suite(files: Sequence[Path], root: Path, tags: Sequence[str] = ()
                     plan.skipped.append(definition.name)
                     continue
                 await _plan_eval(plan, file, definition, salt)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 plan.load_errors.append({"file": file.name, "eval": definition.name, **describe(error)})
     return plan
 

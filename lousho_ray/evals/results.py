@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import io
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from lousho_ray.errors import StorageError
 from lousho_ray.evals.records import CaseRecord, line_of
@@ -25,16 +26,21 @@ from lousho_ray.usage import Spend
 RESULTS_VARIABLE = "LOUSHO_EVAL_RESULTS"
 FLUSH_S = 1.0
 VERSION = 1
+_LINE_START = b'{"type":'
 
 
 @dataclass(slots=True)
 class Results:
-    """What a results file holds, and the cases that have ended since it was read. `spent` is what those in the file cost."""
+    """What a results file holds, and the cases that have ended since it was read.
+
+    `spent` is what those in the file cost, `damaged` the numbers of lines that could not be read.
+    """
 
     suite: Mapping[str, Any] = field(default_factory=dict)
     records: dict[str, CaseRecord] = field(default_factory=dict)
     ended: bool = False
     spent: Spend = field(default_factory=Spend)
+    damaged: list[int] = field(default_factory=list)
 
     def finished(self, keys: Iterable[str]) -> dict[str, CaseRecord]:
         """The cases among `keys` that need not be run again."""
@@ -61,18 +67,23 @@ def _spend(usage: Mapping[str, Any]) -> Spend:
 
 
 def read_results(path: Path) -> Results:
-    """Reads a results file; one that does not exist is empty. Lines that were cut off or are none of ours are left out."""
+    """Reads a results file; one that does not exist is empty. Lines that are damaged are left out, and counted.
+
+    Raises:
+        StorageError: `LOUSHO_STORAGE_FAILED`: a newer version wrote it.
+    """
     results = Results()
     try:
         file = path.open(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return results
     with file:
-        for line in file:
+        for number, line in enumerate(file, 1):
             try:
                 data = json.loads(line)
                 kind = data["type"]
                 if kind == "suite":
+                    _check_version(path, data)
                     if data.get("fresh"):
                         results = Results()
                     results.suite, results.ended = data, False
@@ -80,9 +91,18 @@ def read_results(path: Path) -> Results:
                     results.ended = True
                 elif kind == "case":
                     results.read(CaseRecord.from_dict(data))
-            except (ValueError, KeyError, TypeError):
-                continue
+            except (ValueError, KeyError, TypeError, AttributeError):
+                results.damaged.append(number)
     return results
+
+
+def _check_version(path: Path, suite: Mapping[str, Any]) -> None:
+    if int(suite.get("version", VERSION)) > VERSION:
+        raise StorageError(
+            f"The results file {path} was written by a newer version of lousho-ray (format {suite['version']}, this one reads "
+            f"up to {VERSION}): update lousho-ray, or name another file with --results.",
+            path=str(path),
+        )
 
 
 class ResultsWriter:
@@ -113,6 +133,13 @@ class ResultsWriter:
                 f"The results file {self.path} is being written by another run; wait for it, or name another file with --results.",
                 path=str(self.path),
             ) from error
+        if not _is_ours(file):
+            file.close()
+            raise StorageError(
+                f"The file {self.path} is there and holds no eval results; it is left as it is. Name another file with --results "
+                f"or {RESULTS_VARIABLE}.",
+                path=str(self.path),
+            )
         _drop_cut_off_line(file)
         self._file = file
 
@@ -157,6 +184,16 @@ class ResultsWriter:
             if self._dirty and self._file is not None:
                 self._dirty = False
                 await asyncio.to_thread(os.fsync, self._file.fileno())
+
+
+def _is_ours(file: IO[bytes]) -> bool:
+    """Whether a file is empty or has a line of results; not only the first line, which may be damaged."""
+    file.seek(0)
+    lines = io.BufferedReader(cast("io.RawIOBase", file))
+    empty = not lines.peek(1)
+    ours = empty or any(line.startswith(_LINE_START) or _LINE_START.startswith(line) for line in lines)
+    lines.detach()
+    return ours
 
 
 def _drop_cut_off_line(file: IO[bytes]) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lousho_ray.clock import SYSTEM_CLOCK, timestamp
+from lousho_ray.errors import StorageError
 from lousho_ray.evals.cassettes import Mode, SuiteCassettes
 from lousho_ray.evals.control import Board, FileBoard, Steering
 from lousho_ray.evals.drift import DriftOptions
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 RESULTS_FOLDER = Path(".lousho", "evals")
+NAMED_LINES = 10
+"""How many damaged lines of a results file are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +129,9 @@ class Suite:
             path = options.results or unfinished_results(options) or new_results(options.root)
             writer = await stack.enter_async_context(ResultsWriter(path))
             results = Results() if options.fresh else read_results(path)
+            if results.damaged:
+                lines = ", ".join(map(str, results.damaged[:NAMED_LINES])) + (", ..." if len(results.damaged) > NAMED_LINES else "")
+                self._say(f"{path} is damaged: what was in line {lines} cannot be read; cases without a result run again.")
             fresh = options.fresh or (results.ended and options.cassettes in ("record", "drift"))
             if fresh:
                 results = Results()
@@ -252,7 +258,10 @@ def unfinished_results(options: SuiteOptions) -> Path | None:
     if options.fresh or not folder.is_dir():
         return None
     for path in sorted(folder.glob("*.jsonl"), reverse=True):
-        results = read_results(path)
+        try:
+            results = read_results(path)
+        except StorageError:  # of a newer version: not this one's to go on with
+            continue
         if results.suite.get("command") == options.command:
             return None if results.ended else path
     return None

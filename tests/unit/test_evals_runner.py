@@ -254,7 +254,7 @@ async def test_a_line_that_was_cut_off_is_dropped(tmp_path: Path) -> None:
         writer.write({"type": "end", "text": "ü\ud800"})
     assert path.read_text().splitlines()[0] == whole.strip()
     assert read_results(path).ended
-    path.write_text("no newline at all")
+    path.write_text('{"type":"no newline at all')
     async with ResultsWriter(path) as writer:
         writer.write({"type": "end"})
     assert lines_of(path) == [{"type": "end"}]
