@@ -2,6 +2,7 @@
 
 from lousho_ray.testing.cassettes import record_replay
 from lousho_ray.testing.clock import FakeClock
+from lousho_ray.testing.embedders import hash_embedder, record_replay_embedder
 from lousho_ray.testing.mock_model import MockModel, MockTurn, mock_model
 from lousho_ray.testing.runs import collect, make_tool_context
 from lousho_ray.tools.workspace.provider import MemoryWorkspace
@@ -12,7 +13,9 @@ __all__ = [
     "MockModel",
     "MockTurn",
     "collect",
+    "hash_embedder",
     "make_tool_context",
     "mock_model",
     "record_replay",
+    "record_replay_embedder",
 ]

@@ -8,7 +8,7 @@ import os
 import secrets
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +92,8 @@ class Cassette:
             new.unlink(missing_ok=True)
 
 
-def load_cassette(path: Path, advice: str) -> Cassette:
-    """Reads a cassette for replay.
+def load_cassette(path: Path, advice: str, problem_of: Callable[[Any], str | None]) -> Cassette:
+    """Reads a cassette for replay. `problem_of` says what is wrong with an entry (`model_problem`, `embedding_problem`).
 
     Raises:
         CassetteError: `LOUSHO_CASSETTE_INVALID`: the file is missing, no JSON, of another version, or an entry is malformed.
@@ -115,7 +115,7 @@ def load_cassette(path: Path, advice: str) -> Cassette:
     if not isinstance(provider, dict) or not isinstance(provider.get("name"), str) or not isinstance(entries, list):
         raise refuse("has no provider or no list of entries.")
     for number, entry in enumerate(entries, 1):
-        problem = _problem(entry)
+        problem = problem_of(entry)
         if problem is not None:
             raise refuse(f"has a malformed entry {number}: {problem}.")
     cassette = Cassette(path, provider["name"], provider.get("defaultModel"))
@@ -123,15 +123,14 @@ def load_cassette(path: Path, advice: str) -> Cassette:
     return cassette
 
 
-def _problem(entry: Any) -> str | None:
-    """What is wrong with an entry."""
+def model_problem(entry: Any) -> str | None:
+    """What is wrong with an entry of a model."""
     if not isinstance(entry, dict) or entry.get("kind") not in ("generate", "stream"):
         return "its kind is neither 'generate' nor 'stream'"
     if not isinstance(entry.get("request"), dict) or not isinstance(entry["request"].get("messages"), list):
         return "it has no request with messages"
-    error = entry.get("error")
-    if error is not None:
-        return None if isinstance(error, dict) and {"name", "message"} <= set(error) else "its error has no name and message"
+    if entry.get("error") is not None:
+        return _error_problem(entry["error"])
     try:
         reply_of(entry["response"])
         for chunk in entry.get("chunks", ()):
@@ -139,6 +138,26 @@ def _problem(entry: Any) -> str | None:
     except (KeyError, TypeError, AttributeError) as problem:
         return f"its response cannot be read ({type(problem).__name__}: {problem})"
     return "a stream without chunks" if entry["kind"] == "stream" and not entry.get("chunks") else None
+
+
+def embedding_problem(entry: Any) -> str | None:
+    """What is wrong with an entry of an embedder."""
+    if not isinstance(entry, dict) or entry.get("kind") != "embed":
+        return "its kind is not 'embed'"
+    texts = entry["request"].get("texts") if isinstance(entry.get("request"), dict) else None
+    if not isinstance(texts, list):
+        return "it has no request with texts"
+    if entry.get("error") is not None:
+        return _error_problem(entry["error"])
+    vectors = entry["response"].get("vectors") if isinstance(entry.get("response"), dict) else None
+    if not isinstance(vectors, list) or len(vectors) != len(texts):
+        return f"it has no vector for each of its {len(texts)} texts"
+    numbers = all(isinstance(vector, list) and all(isinstance(number, float) for number in vector) for vector in vectors)
+    return None if numbers else "a vector is no list of numbers with a decimal point"
+
+
+def _error_problem(error: Any) -> str | None:
+    return None if isinstance(error, dict) and {"name", "message"} <= set(error) else "its error has no name and message"
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lousho_ray.cancellation import Aborted
-from lousho_ray.errors import CassetteMismatchError, ConfigurationError
+from lousho_ray.errors import ConfigurationError
 from lousho_ray.option_checks import check_choice
 from lousho_ray.ports import Chunk, GenerateOptions, GenerateResult, LLMProvider
 from lousho_ray.providers.wrapper import check_provider, close_stream, open_stream
-from lousho_ray.testing.cassette_file import Cassette, load_cassette
-from lousho_ray.testing.cassette_match import comparable, first_mismatch
+from lousho_ray.testing.cassette_file import Cassette, load_cassette, model_problem
+from lousho_ray.testing.cassette_replay import Replay
 from lousho_ray.testing.cassette_values import (
     chunk_json,
     chunk_of,
@@ -32,7 +32,6 @@ from lousho_ray.testing.cassette_values import (
 )
 
 RECORD_VARIABLE = "LOUSHO_RECORD"
-SHOWN_CHARS = 300
 
 Mode = Literal["auto", "record", "replay"]
 
@@ -65,15 +64,21 @@ def record_replay(
         CassetteError: `LOUSHO_CASSETTE_INVALID`: a file that cannot be replayed.
     """
     path = Path(cassette)
-    check_choice(mode, "mode", ("auto", "record", "replay"))
     check_choice(match, "match", ("sequence", "request"))
+    chosen, advice = decided(mode, path, hint)
+    if chosen == "record":
+        return Recorder(_made(provider), path, redact)
+    inner: Any = provider if provider is not None and hasattr(provider, "generate") else None
+    recorded = load_cassette(path, advice, model_problem)
+    return Player(inner, recorded, Replay(recorded, match, normalize, redact, advice), timing=replay_timing)
+
+
+def decided(mode: Mode, path: Path, hint: str | None) -> tuple[Literal["record", "replay"], str]:
+    """What is done with a file, and what errors advise."""
+    check_choice(mode, "mode", ("auto", "record", "replay"))
     if mode == "auto":
         mode = "record" if os.environ.get(RECORD_VARIABLE) == "1" or not path.exists() else "replay"
-    if mode == "record":
-        return Recorder(_made(provider), path, redact)
-    advice = hint or f"Record it again with mode='record' or {RECORD_VARIABLE}=1."
-    inner = provider if provider is not None and hasattr(provider, "generate") else None
-    return Player(inner, load_cassette(path, advice), match, normalize, redact, replay_timing, advice)  # type: ignore[arg-type]
+    return mode, hint or f"Record it again with mode='record' or {RECORD_VARIABLE}=1."
 
 
 def _made(provider: Any) -> LLMProvider:
@@ -177,28 +182,12 @@ class Player:
 
     replays = True
 
-    def __init__(
-        self,
-        inner: LLMProvider | None,
-        cassette: Cassette,
-        match: str,
-        normalize: Callable[[dict[str, Any]], Mapping[str, Any]] | None,
-        redact: Callable[[str], str] | None,
-        timing: bool,
-        advice: str,
-    ) -> None:
+    def __init__(self, inner: LLMProvider | None, cassette: Cassette, replay: Replay, *, timing: bool) -> None:
         self.recorded_by = inner
         self.name = cassette.provider
         self.default_model = cassette.default_model
-        self._path = cassette.path
-        self._entries = cassette.entries
-        self._match = match
-        self._normalize = normalize
-        self._redact = redact
+        self._replay = replay
         self._timing = timing
-        self._advice = advice
-        self._calls = 0
-        self._used: set[int] = set()
 
     def supports_tools(self, model: str | None = None) -> bool:
         return True
@@ -238,42 +227,4 @@ class Player:
         """The entry that answers a call. A call that is aborted already uses none."""
         if options.abort is not None and options.abort.reason is not None:
             raise Aborted(options.abort.reason)
-        self._calls += 1
-        actual = self._comparable({"kind": kind, **redacted(request_json(options), self._redact)})
-        number = self._calls - 1 if self._match == "sequence" else self._equal(actual)
-        if number is None or number >= len(self._entries):
-            raise self._mismatch(
-                f"has no {'unused equal' if number is None else 'more'} entry for it ({len(self._entries)} in all)", actual
-            )
-        entry = self._entries[number]
-        found = first_mismatch(self._comparable({"kind": entry["kind"], **entry["request"]}), actual)
-        if found is not None:
-            tool = " A tool answered differently: tools run live in a replay." if found.in_tool_result else ""
-            said = f"differs at {found.path}: recorded {_shown(found.recorded)}, now {_shown(found.actual)}.{tool}"
-            raise self._mismatch(said, actual)
-        self._used.add(number)
-        return entry
-
-    def _equal(self, actual: Mapping[str, Any]) -> int | None:
-        for number, entry in enumerate(self._entries):
-            same = number not in self._used and self._comparable({"kind": entry["kind"], **entry["request"]}) == actual
-            if same:
-                return number
-        return None
-
-    def _comparable(self, request: dict[str, Any]) -> dict[str, Any]:
-        return comparable(request if self._normalize is None else self._normalize(request))
-
-    def _mismatch(self, said: str, actual: Mapping[str, Any]) -> CassetteMismatchError:
-        last = actual.get("messages") or [{}]
-        asked = f"Its last message is {_shown(last[-1].get('text', ''))}."
-        return CassetteMismatchError(
-            f"Call {self._calls} does not match the cassette {self._path}, which {said} {asked} {self._advice}",
-            cassette=str(self._path),
-            call_number=self._calls,
-        )
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= SHOWN_CHARS else f"{text[: SHOWN_CHARS - 3]}..."
+        return self._replay.next(kind, request_json(options))
