@@ -8,7 +8,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 
 TOKEN_VARIABLE = "LOUSHO_EVAL_TOKEN"
+LEFT_BEHIND_S = 2.0
+"""How long the end of a run waits for tasks that cases left behind."""
+
 VERBS = frozenset({"status", "pause", "resume", "cancel", "retune"})
 """What can be asked of a running suite, in place of a pattern."""
 
@@ -138,7 +141,7 @@ def run_eval(options: SuiteOptions, reports: dict[str, Path | None]) -> int:
         os.environ[ALLOW_VARIABLE] = "1"
     console = Console(soft_wrap=True)
     try:
-        outcome = asyncio.run(_run(options, console))
+        outcome = _in_a_loop(_run(options, console))
     finally:
         if options.judge:
             os.environ.pop(ALLOW_VARIABLE, None)
@@ -147,6 +150,21 @@ def run_eval(options: SuiteOptions, reports: dict[str, Path | None]) -> int:
     print_summary(outcome.summary, console)
     _say_what_is_left(outcome, wanted.values(), console)
     return outcome.exit_code
+
+
+def _in_a_loop(suite: Coroutine[Any, Any, Outcome]) -> Outcome:
+    """As `asyncio.run()`, which would wait for ever for a task that does not end when it is cancelled, or for its thread."""
+    loop = asyncio.new_event_loop()
+    try:
+        return loop.run_until_complete(suite)
+    finally:
+        if left := asyncio.all_tasks(loop):
+            for task in left:
+                task.cancel()
+            loop.run_until_complete(asyncio.wait(left, timeout=LEFT_BEHIND_S))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.set_exception_handler(lambda _loop, _context: None)  # of tasks that are dropped with the loop; the report names them
+        loop.close()
 
 
 async def _run(options: SuiteOptions, console: Console) -> Outcome:

@@ -148,12 +148,23 @@ class ResultsWriter:
         self.write_line(line_of(data))
 
     def write_line(self, line: bytes) -> None:
-        """Appends a line that has been made already."""
+        """Appends a line that has been made already.
+
+        Raises:
+            StorageError: `LOUSHO_STORAGE_FAILED`: the disk is full, or the file is out of reach.
+        """
         assert self._file is not None
-        written = self._file.write(line)
-        while written is not None and written < len(line):
-            line = line[written:]
+        try:
             written = self._file.write(line)
+            while written is not None and written < len(line):
+                line = line[written:]
+                written = self._file.write(line)
+        except OSError as error:
+            raise StorageError(
+                f"The results file {self.path} could not be written: {error}. What is in it is kept: when that is mended, the same "
+                "command runs the rest.",
+                path=str(self.path),
+            ) from error
         self._dirty = True
 
     def write_record(self, record: CaseRecord) -> None:

@@ -199,7 +199,11 @@ class Suite:
 
     async def _steering(self, runner: SuiteRunner, executor: Executor, results: Path) -> Steering:
         suite_id = secrets.token_hex(4)
-        boards: list[Board] = [FileBoard(running_folder(self.options.root), suite_id)]
+        boards: list[Board] = []
+        try:
+            boards.append(FileBoard(running_folder(self.options.root), suite_id))
+        except OSError as error:  # a project that is read only runs all the same
+            self._say(f"`lousho eval status` and the like do not reach this run: {error}.")
         if self.options.runtime == "ray":
             boards.append(await _runtime().eval_board(suite_id))
 

@@ -13,6 +13,7 @@ import pytest
 from lousho_ray.cli import run_lousho
 from lousho_ray.errors import LoushoError, StorageError
 from lousho_ray.evals.cases import read_cases
+from lousho_ray.evals.reports import write_report
 from lousho_ray.evals.results import ResultsWriter, read_results
 from tests.unit.evals_support import console, printed, run_body, run_suite, write_evals
 
@@ -142,3 +143,51 @@ async def test_an_empty_file_takes_results(tmp_path: Path) -> None:
     async with ResultsWriter(path) as writer:
         writer.write({"type": "suite", "version": 1})
     assert read_results(path).suite
+
+
+async def test_a_full_disk_stops_the_run_and_says_that_what_ended_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full:
+        def write(self, line: bytes) -> int:
+            raise OSError(28, "No space left on device")
+
+    writer = ResultsWriter(tmp_path / "r.jsonl")
+    monkeypatch.setattr(writer, "_file", Full())
+    with pytest.raises(StorageError, match=r"r\.jsonl could not be written: .*No space left.*the same command runs the rest"):
+        writer.write({"type": "end"})
+    outcome = await run_body(tmp_path, FOUR)
+    with pytest.raises(StorageError, match=r"The report /dev/full could not be written: .*No space left"):
+        write_report("json", outcome.summary, Path("/dev/full"))
+
+
+async def test_a_project_that_is_read_only_runs_without_being_steered(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / ".lousho").write_text("a file where the folder would be")
+    screen = console()
+    write_evals(project, FOUR)
+    outcome = await run_suite(project, screen, results=tmp_path / "r.jsonl")
+    assert outcome.exit_code == 0
+    assert "`lousho eval status` and the like do not reach this run" in printed(screen)
+
+
+def test_a_case_that_ignores_its_cancellation_does_not_hold_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("lousho_ray.evals.case_run.GRACE_S", 0.05)
+    monkeypatch.setattr("lousho_ray.cli.eval_command.LEFT_BEHIND_S", 0.05)
+    monkeypatch.chdir(tmp_path)
+    body = """
+    async def test(t):
+        while True:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                pass
+
+    define_eval(name="stuck", agent=says("x"), test=test)
+    """
+    write_evals(tmp_path, body)
+    assert run_lousho(["eval", "--timeout", "50", "--runtime", "local"]) == 1
+    said = capsys.readouterr().out
+    assert "was left behind" in said
+    assert "FAILED: 1 cases" in said

@@ -43,11 +43,18 @@ def check_writable(path: Path) -> None:
 
 
 def write_report(kind: str, summary: Summary, path: Path) -> None:
-    """Writes a report of the kind `json`, `junit`, `markdown`, `html` or `parquet`, replacing what is there."""
-    if kind == "parquet":
-        write_parquet(summary, path)
-        return
-    path.write_text(REPORTS[kind](summary), encoding="utf-8", errors="backslashreplace")
+    """Writes a report of the kind `json`, `junit`, `markdown`, `html` or `parquet`, replacing what is there.
+
+    Raises:
+        StorageError: `LOUSHO_STORAGE_FAILED`: the disk is full, or the file is out of reach.
+    """
+    try:
+        if kind == "parquet":
+            write_parquet(summary, path)
+        else:
+            path.write_text(REPORTS[kind](summary), encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise StorageError(f"The report {path} could not be written: {error}.", path=str(path)) from error
 
 
 def write_parquet(summary: Summary, path: Path) -> None:
