@@ -21,9 +21,10 @@ from lousho_ray.ids import new_id
 from lousho_ray.limits.session_spend import without_spend
 from lousho_ray.loop.result import ExecutionResult, final_text
 from lousho_ray.messages import Message
-from lousho_ray.ports import Observer
+from lousho_ray.ports import FinishReason, Observer
 from lousho_ray.session import DecisionRequest, Request, ResumeRequest, TurnRequest, transcript
 from lousho_ray.spans import SpanBook, SpanRecord
+from lousho_ray.tools.approval_policies import MARK
 
 if TYPE_CHECKING:
     from lousho_ray.actors.session_link import HostedLink
@@ -192,9 +193,10 @@ class HostedTurn:
 
         What was there before the turn is not looked at: the same may have been asked before.
         """
+        messages = [without_spend(message) for message in await self._link.load()]
         if not isinstance(self._request, TurnRequest):
-            return ExecutionResult(finish_reason="other", run_id=self.run_id)
-        messages, asked = [without_spend(message) for message in await self._link.load()], list(self._request.input)
+            return self._last_of(messages)
+        asked = list(self._request.input)
         first = self._seen if len(messages) >= self._seen else 0  # a compaction has shortened it
         for start in range(len(messages) - len(asked), first - 1, -1):
             if messages[start : start + len(asked)] == asked and len(messages) > start + len(asked):
@@ -202,6 +204,18 @@ class HostedTurn:
                     text=final_text(messages), messages=messages, new_messages=messages[start:], run_id=self.run_id
                 )
         return None
+
+    def _last_of(self, messages: Sequence[Message]) -> ExecutionResult[Any]:
+        """The result of a turn that went on from what was stored, and was saved: the last turn of the transcript, of those with an
+        approved call if this one went on with an approval."""
+        starts = [index for index, message in enumerate(messages) if message.role == "user"] or [0]
+        turns = [list(messages[start:end]) for start, end in zip(starts, [*starts[1:], len(messages)], strict=True)]
+        decided = isinstance(self._request, DecisionRequest) and self._request.decision.approved
+        own = next((turn for turn in reversed(turns) if not decided or any(map(_was_approved, turn))), turns[-1])
+        reason: FinishReason = "stop" if own and own[-1].role == "assistant" and own[-1].text else "other"
+        return ExecutionResult(
+            text=final_text(own), messages=list(messages), new_messages=own, finish_reason=reason, run_id=self.run_id
+        )
 
     async def _read(self) -> tuple[list[Event], bool]:
         home: _Home | None = None
@@ -286,6 +300,10 @@ class HostedTurn:
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
         return task
+
+
+def _was_approved(message: Message) -> bool:
+    return message.role == "tool" and message.metadata is not None and MARK in message.metadata
 
 
 async def _error_of(task: asyncio.Task[Any]) -> BaseException | None:
