@@ -20,7 +20,8 @@ from lousho_ray.evals.interceptor import SuiteBudget
 from lousho_ray.evals.judges import ALLOW_VARIABLE
 from lousho_ray.evals.loading import PlannedCase, load_file
 from lousho_ray.evals.records import Ended
-from lousho_ray.evals.runner import CaseSettings, LocalExecutor, fewer_collections
+from lousho_ray.evals.runner import KEPT_AS_RUNS, CaseSettings, LocalExecutor
+from lousho_ray.garbage import runs_in_progress
 from lousho_ray.limits.budget import Ledger
 from lousho_ray.limits.limiter import RateLimiter
 from lousho_ray.spans import SpanRecord
@@ -97,7 +98,7 @@ class CaseHost:
         )
         self._executor = LocalExecutor(self.settings, on_halt)
         self._undo = ExitStack()
-        self._undo.enter_context(fewer_collections())
+        self._undo.enter_context(runs_in_progress.besides(KEPT_AS_RUNS))
 
     async def run(self, shipped: ShippedCase, send_span: Callable[[SpanRecord], None] | None = None) -> Ended:
         """Runs a case to its record. Cancelling it stops the case and still gives its record."""

@@ -7,10 +7,8 @@ money or quota left) or stopped (Ctrl-C).
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -28,8 +26,9 @@ ROUNDS_APART = 5
 """Rounds of the event loop between the starts of two cases: cases take about that many until their first request is out. Cases that
 start at once would go on in step, all of them at work and then all of them waiting."""
 
-COLLECT_AFTER = 50_000
-"""How many new objects Python waits for, while cases run, before it looks for garbage among them."""
+KEPT_AS_RUNS = 100
+"""As how many runs in progress a suite counts for Python's search for garbage. What cases leave behind is mostly kept: by default
+Python looks through it so often that it is a sixth of a suite's CPU."""
 
 
 class Executor(Protocol):
@@ -233,18 +232,6 @@ class SuiteRunner:
                 self.progress.running -= 1
             self.progress.take(ended.record)
             self._on_end(ended)
-
-
-@contextmanager
-def fewer_collections() -> Iterator[None]:
-    """What cases leave behind is mostly kept: by default Python looks through it so often that it is a sixth of a suite's CPU."""
-    before = gc.get_threshold()
-    if before[0] > 0:
-        gc.set_threshold(max(before[0], COLLECT_AFTER), *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
 
 
 def lost(planned: PlannedCase, error: BaseException) -> CaseRecord:

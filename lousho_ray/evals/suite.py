@@ -23,8 +23,9 @@ from lousho_ray.evals.loading import Plan, PlannedCase, find_files, plan_suite
 from lousho_ray.evals.progress import ProgressDisplay, SuiteProgress
 from lousho_ray.evals.records import Ended
 from lousho_ray.evals.results import VERSION, Results, ResultsWriter, read_results
-from lousho_ray.evals.runner import CaseSettings, Executor, LocalExecutor, SuiteRunner, fewer_collections
+from lousho_ray.evals.runner import KEPT_AS_RUNS, CaseSettings, Executor, LocalExecutor, SuiteRunner
 from lousho_ray.evals.summary import Summary, summarize
+from lousho_ray.garbage import runs_in_progress
 from lousho_ray.ids import new_id
 from lousho_ray.limits.budget import LocalLedger
 from lousho_ray.limits.limiter import create_rate_limiter
@@ -119,7 +120,7 @@ class Suite:
         """
         options = self.options
         async with AsyncExitStack() as stack:
-            stack.enter_context(fewer_collections())
+            stack.enter_context(runs_in_progress.besides(KEPT_AS_RUNS))
             if options.cassettes is not None:
                 self._cassettes = stack.enter_context(SuiteCassettes(options.cassettes, options.drift, options.argv))
             files = find_files(options.patterns, options.root, judge=options.judge)

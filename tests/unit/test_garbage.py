@@ -62,3 +62,13 @@ def test_a_setting_that_is_changed_meanwhile_is_the_processs_own() -> None:
         with runs:
             assert gc.get_threshold() == (4 * OBJECTS_PER_RUN, 7, 7)
     assert gc.get_threshold() == (900, 7, 7)
+
+
+def test_what_counts_besides_the_runs_ends_with_its_block_and_not_with_theirs() -> None:
+    runs = RunsInProgress()
+    with runs:
+        with runs.besides(100):
+            assert gc.get_threshold() == (101 * OBJECTS_PER_RUN, 10, 10)
+        with runs:
+            assert gc.get_threshold() == (2 * OBJECTS_PER_RUN, 10, 10)
+    assert gc.get_threshold() == (700, 10, 10)
