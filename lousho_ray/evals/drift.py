@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lousho_ray.testing.cassette_file import load_cassette, model_problem
 from lousho_ray.testing.cassette_match import stable
 
 
@@ -19,8 +20,15 @@ class DriftOptions:
     text: bool = False
 
 
+ADVICE = "Record it with: lousho eval --record"
+
+
 def drift_rows(committed: Path, current: Path, options: DriftOptions) -> list[dict[str, Any]]:
-    """One row a field that changed, over all cassettes of a case: `{field, committed, current}`."""
+    """One row a field that changed, over all cassettes of a case: `{field, committed, current}`.
+
+    Raises:
+        CassetteError: `LOUSHO_CASSETTE_INVALID`: a recording was damaged.
+    """
     before, now = _behaviour(committed, options), _behaviour(current, options)
     return [
         {"field": field, "committed": before.get(field), "current": now.get(field)}
@@ -31,7 +39,7 @@ def drift_rows(committed: Path, current: Path, options: DriftOptions) -> list[di
 
 def _behaviour(first: Path, options: DriftOptions) -> Mapping[str, Any]:
     """What the recorded calls show of what the agent did, one entry a field that can drift."""
-    entries = [entry for path in _all(first) for entry in json.loads(path.read_text("utf-8"))["entries"]]
+    entries = [entry for path in _all(first) for entry in load_cassette(path, ADVICE, model_problem).entries]
     replies: list[dict[str, Any]] = [
         entry.get("response") or {"finishReason": f"error: {entry['error']['name']}"} for entry in entries
     ]

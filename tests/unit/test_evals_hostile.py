@@ -191,3 +191,15 @@ def test_a_case_that_ignores_its_cancellation_does_not_hold_the_command(
     said = capsys.readouterr().out
     assert "was left behind" in said
     assert "FAILED: 1 cases" in said
+
+
+@pytest.mark.parametrize("text", [b"[]", b"\xff", b"{", b'{"version": 1, "provider": {"name": "mock"}, "entries": [3]}'])
+async def test_drift_from_a_damaged_recording_names_the_file_and_the_way_to_mend_it(tmp_path: Path, text: bytes) -> None:
+    await run_body(tmp_path, FOUR, cassettes="record")
+    (tmp_path / "__cassettes__" / "e" / "a.json").write_bytes(text)
+    outcome = await run_suite(tmp_path, cassettes="drift")
+    assert outcome.summary.records[0].error is not None
+    assert outcome.summary.records[0].error["code"] == "LOUSHO_CASSETTE_INVALID"
+    assert "a.json" in outcome.summary.records[0].error["message"]
+    assert "lousho eval --record" in outcome.summary.records[0].error["message"]
+    assert [record.status for record in outcome.summary.records] == ["error", "passed", "passed", "passed"]
