@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,11 @@ async def test_of_many_that_ask_for_a_name_at_once_one_makes_the_actor(fresh_nam
     # Q02
     pids = await asyncio.gather(*[pid_of_named.remote(fresh_name) for _ in range(4)])
     assert len(set(pids)) == 1
-    ray.kill(ray.get_actor(fresh_name, NAMESPACE))
+    killed = ray.get_actor(fresh_name, NAMESPACE)
+    ray.kill(killed)
+    with suppress(ray.exceptions.RayActorError):  # until then the name may still lead to it
+        while True:
+            await killed.pid.remote()
     again = await pid_of_named.remote(fresh_name)
     assert again != pids[0], "one that is gone is made again"
     ray.kill(ray.get_actor(fresh_name, NAMESPACE))
