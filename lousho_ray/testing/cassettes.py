@@ -64,8 +64,7 @@ def record_replay(
         CassetteError: `LOUSHO_CASSETTE_INVALID`: a file that cannot be replayed.
     """
     path = Path(cassette)
-    check_choice(match, "match", ("sequence", "request"))
-    chosen, advice = decided(mode, path, hint)
+    chosen, advice = decided(mode, match, path, hint)
     if chosen == "record":
         return Recorder(_made(provider), path, redact)
     inner: Any = provider if provider is not None and hasattr(provider, "generate") else None
@@ -73,8 +72,9 @@ def record_replay(
     return Player(inner, recorded, Replay(recorded, match, normalize, redact, advice), timing=replay_timing)
 
 
-def decided(mode: Mode, path: Path, hint: str | None) -> tuple[Literal["record", "replay"], str]:
-    """What is done with a file, and what errors advise."""
+def decided(mode: Mode, match: str, path: Path, hint: str | None) -> tuple[Literal["record", "replay"], str]:
+    """What is done with a file, and what errors advise; the choices of a recorder are checked here."""
+    check_choice(match, "match", ("sequence", "request"))
     check_choice(mode, "mode", ("auto", "record", "replay"))
     if mode == "auto":
         mode = "record" if os.environ.get(RECORD_VARIABLE) == "1" or not path.exists() else "replay"

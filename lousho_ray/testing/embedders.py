@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from lousho_ray.embedders import Embedder, InputType, Vectors, check_embedder, embed
 from lousho_ray.errors import ConfigurationError
-from lousho_ray.option_checks import check_choice, check_positive_int
+from lousho_ray.option_checks import check_positive_int
 from lousho_ray.testing.cassette_file import Cassette, embedding_problem, load_cassette
 from lousho_ray.testing.cassette_replay import Replay
 from lousho_ray.testing.cassette_values import error_json, error_of, redacted
@@ -97,8 +97,7 @@ def record_replay_embedder(
         CassetteError: `LOUSHO_CASSETTE_INVALID`: a file that cannot be replayed.
     """
     path = Path(cassette)
-    check_choice(match, "match", ("sequence", "request"))
-    chosen, advice = decided(mode, path, hint)
+    chosen, advice = decided(mode, match, path, hint)
     if chosen == "record":
         return EmbeddingRecorder(_made(embedder), path, redact)
     return EmbeddingPlayer(Replay(load_cassette(path, advice, embedding_problem), match, normalize, redact, advice))
